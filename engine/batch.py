@@ -1,0 +1,96 @@
+"""What the scheduler hands to the runner each step, and what comes back. This is the one border between them.
+
+A native decode step, CUDA graphs or another device live behind `Runner`; the scheduler knows nothing of tensors' devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from preprocess.wire import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class VisionRows:
+    """Vision embeddings that replace token embeddings of a row: `count` rows of `embeddings` from `first`, at `start` of the row.
+
+    `embeddings` is (num_tokens, taps, hidden) or (num_tokens, hidden), on the runner's device, owned by the vision cache.
+    """
+
+    start: int
+    first: int
+    count: int
+    embeddings: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """Asks for a token after the row's last position.
+
+    `output_index` is the index of the token to be sampled (0 for the first): with the seed it determines the noise.
+    `prompt_ids` and `output_ids` are ids inside the vocabulary only, and are read only where a penalty is on.
+    `banned_ids` may not be sampled now (stop ids while fewer than `min_tokens` are out).
+    """
+
+    params: SamplingParams
+    output_index: int
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    banned_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step: `token_ids` are computed at positions `start`, `start + 1`, …
+
+    `token_ids` are plain ids for text; positions covered by `vision` hold any id (the embedding replaces it).
+    Keys and values of position p go to slot `slot_table[table_row, p]`, already filled in by the scheduler;
+    attention covers positions 0 … p. `sampling` is None for a chunk whose prompt is not complete.
+    """
+
+    table_row: int
+    start: int
+    token_ids: Sequence[int]
+    sampling: RowSampling | None
+    vision: Sequence[VisionRows] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token drawn for a row with `sampling`, and its log probabilities when asked for."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Runner(Protocol):
+    """A loaded model on one device.
+
+    Attributes:
+        num_slots: KV slots, one token each; slot 0 is the dummy that padding writes to and is never handed out.
+        max_positions: Longest sequence in tokens.
+        max_rows: Most rows in a step.
+        vocab_size: Ids below it are text; ids at or above never reach the runner's embedding table.
+        slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
+        embedding_bytes: Bytes of one vision token's embedding.
+    """
+
+    num_slots: int
+    max_positions: int
+    max_rows: int
+    vocab_size: int
+    slot_table: torch.Tensor
+    embedding_bytes: int
+
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Vision embeddings of pictures: each uint8 (tiles, height, width, 3) → (num_tokens, hidden)."""
+        ...
+
+    def step(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """One forward over all rows, decode and prefill mixed. Returns a token for each row with `sampling`, in order."""
+        ...

@@ -1,0 +1,392 @@
+"""Every struct that crosses a process border, and nothing else.
+
+    server ──Job──▶ preprocess worker ──Prepared | Refused──▶ server
+    server ──EngineRequest | Abort | Reset──▶ engine ──Admitted | Rejected | ResetDone | EngineStats──▶ server
+    engine ──OutputStart, TokenEvents──▶ detokenizer ──Deltas──▶ server
+                                        detokenizer ──Stop──▶ engine
+    launcher ──ChildState──▶ server ──Ready──▶ launcher
+
+Messages are msgpack. Pixels never ride in one, unless the shared-memory arena is full. Times are seconds of `time.monotonic()`,
+which is one clock for all processes of a machine; durations are milliseconds and say so in their names.
+Request ids are chosen by the server and begin with its epoch, so that answers to an earlier server process are known as stale.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+Detail = Literal["auto", "low", "high"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+GREEDY_TEMPERATURE: Final = 0.0
+
+
+# ---- server → preprocess worker -------------------------------------------------------------------------------------
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """A piece of a message's text, exactly as the client wrote it; it never turns into control tokens."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+    """One encoded picture: either raw `data`, or a `data_url` (``data:image/...;base64,...``) still in base64."""
+
+    data: bytes = b""
+    data_url: str = ""
+    detail: Detail = "auto"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a chat. `role` is ``system``, ``user`` or ``assistant``."""
+
+    role: str
+    content: list[TextPart | ImagePart]
+
+
+class GenerationOptions(msgspec.Struct, frozen=True):
+    """What the client asked for. None means: the model folder's `generation_config.json`, else the engine's default."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    seed: int | None = None
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """None: none; k >= 0: log probability of each sampled token and of the k most likely ones."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A block of the arena that a worker may fill: bytes [offset, offset + size). Size 0: send pixels inline."""
+
+    offset: int = 0
+    size: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server."""
+
+    request_id: str
+    messages: list[Message]
+    options: GenerationOptions
+    lease: Lease
+    arrival_s: float
+    session_id: str = ""
+    priority: int = 0
+
+
+# ---- preprocess worker → server -------------------------------------------------------------------------------------
+
+
+class ImageInfo(msgspec.Struct, frozen=True):
+    """What a client may want to know of its picture: size after EXIF orientation, before resizing.
+
+    `sha256`: hexadecimal digest of the encoded bytes.
+    """
+
+    width: int
+    height: int
+    sha256: str
+    num_tokens: int
+
+
+class Pixels(msgspec.Struct, frozen=True):
+    """uint8 pixels of one picture, C order, `shape` = (tiles, height, width, 3): in the arena at `offset`, or inline."""
+
+    shape: tuple[int, int, int, int]
+    offset: int = 0
+    inline: bytes = b""
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """One picture of a prompt.
+
+    `digest` (32 bytes) names the encoded bytes and every option that changes its tokens. `spans` are the (start, length)
+    runs of placeholder ids in the prompt that its vision tokens replace, in order; lengths add up to its vision tokens.
+    """
+
+    digest: bytes
+    pixels: Pixels
+    spans: list[tuple[int, int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Vision tokens of this picture."""
+        return sum(length for _, length in self.spans)
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How one sequence is sampled: all resolved, nothing left to default.
+
+    `temperature` 0 is greedy. `top_k` 0 is all. `stop_token_ids` holds the model's end ids unless `ignore_eos` was asked.
+    `seed` (63 bits) and the output index are the whole state of the noise.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    seed: int = 0
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: int | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """What the detokenizer must know of a request. `prompt_tail`: last prompt ids, to seed partial UTF-8 (may be empty)."""
+
+    stop: list[str] = msgspec.field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+class EngineRequest(msgspec.Struct, frozen=True, tag="request"):
+    """One sequence for the engine. `prompt_ids`: int64 little-endian token ids, placeholders not yet replaced."""
+
+    request_id: str
+    prompt_ids: bytes
+    media: list[MediaItem]
+    sampling: SamplingParams
+    text: TextOptions
+    arrival_s: float
+    session_id: str = ""
+    priority: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt length in tokens."""
+        return len(self.prompt_ids) // 8
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A worker's answer: the request for the engine, and what the server tells the client about it."""
+
+    request_id: str
+    request: EngineRequest
+    images: list[ImageInfo]
+    arena_bytes: int
+    """How much of the lease was used, from its start."""
+    decode_ms: float
+    preprocess_ms: float
+    """The whole time in the worker, `decode_ms` included."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A worker's answer to what cannot be served: fields of `errors.BeholderError`."""
+
+    request_id: str
+    message: str
+    status: int
+    code: str
+    param: str | None = None
+
+
+WorkerReply = Prepared | Refused
+
+
+# ---- server, detokenizer → engine -----------------------------------------------------------------------------------
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The client is gone, or the request was cancelled: stop within one step. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """A stop string ended at output token `num_tokens` (counted from the start, that many are kept): discard the rest."""
+
+    request_id: str
+    num_tokens: int
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """A new server process: forget every request of earlier ones. `epoch` comes back in `ResetDone`."""
+
+    epoch: str
+
+
+EngineInput = EngineRequest | Abort | Stop | Reset
+
+
+# ---- engine → server ------------------------------------------------------------------------------------------------
+
+
+class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
+    """The engine queued the request: from now on its outcome comes through the detokenizer, exactly one finish."""
+
+    request_id: str
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """The engine did not take the request: fields of `errors.BeholderError`."""
+
+    request_id: str
+    message: str
+    status: int
+    code: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
+    """All requests from before `Reset(epoch)` are gone. The detokenizer passes the same word on when it has reset."""
+
+    epoch: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
+    """Gauges and running totals since the engine started, sent about twice a second while anything changes.
+
+    `prefix_*` count prompt tokens; `vision_*` count pictures.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_slots_used: int
+    kv_slots_total: int
+    num_steps: int
+    num_retracted: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    vision_queries: int
+    vision_hits: int
+    vision_cache_bytes: int
+
+
+EngineReply = Admitted | Rejected | ResetDone | EngineStats
+
+
+# ---- engine → detokenizer -------------------------------------------------------------------------------------------
+
+
+class OutputStart(msgspec.Struct, frozen=True, tag="start"):
+    """Precedes the first token of a request on the same socket."""
+
+    request_id: str
+    text: TextOptions
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts and engine times of a finished sequence."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    image_tokens: int
+    queue_ms: float
+    vision_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of the sampled token, and (id, logprob) of the most likely ones, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+    """New output of one sequence in one step: ids (often one; none when only the finish is told), and its end if it ended.
+
+    `first_index`: output index of `token_ids[0]`. `logprobs` is as long as `token_ids` when asked for, else empty.
+    """
+
+    request_id: str
+    first_index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The id that ended it; it is the last of `token_ids` and is not shown as text."""
+    usage: Usage | None = None
+    error: Rejected | None = None
+    """Set exactly when `finish_reason` is ``"error"``."""
+
+
+class TokenEvents(msgspec.Struct, frozen=True, tag="tokens"):
+    """All events of one step."""
+
+    events: list[TokenEvent]
+
+
+DetokenizerInput = OutputStart | TokenEvents | ResetDone
+
+
+# ---- detokenizer → server -------------------------------------------------------------------------------------------
+
+
+class DeltaLogprob(msgspec.Struct, frozen=True):
+    """One output token with its own text (bytes may be partial UTF-8), for OpenAI's `logprobs.content`."""
+
+    token: str
+    bytes: bytes
+    logprob: float
+    top: list[tuple[str, bytes, float]]
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New text of one request, and its end if it ended. Texts of all deltas concatenate to the answer."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    logprobs: list[DeltaLogprob] = msgspec.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for the model's own end id."""
+    usage: Usage | None = None
+    error: Rejected | None = None
+
+
+class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
+    """All deltas of one step."""
+
+    deltas: list[Delta]
+
+
+# ---- launcher ↔ server ----------------------------------------------------------------------------------------------
+
+Role = Literal["server", "preprocess", "detokenizer", "engine"]
+
+
+class ChildState(msgspec.Struct, frozen=True, tag="child"):
+    """A child process came up (`up`) or died. `reason` tells how it died, such as ``"signal SIGKILL"``."""
+
+    role: Role
+    index: int
+    up: bool
+    reason: str = ""
+    generation: int = 0
+    """Counts the processes that have filled this place: a later one has a larger number."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Stop intake, finish streams within `grace_s`, then exit 0."""
+
+    grace_s: float
+
+
+ServerInput = Prepared | Refused | Admitted | Rejected | ResetDone | EngineStats | Deltas | ChildState | Drain
