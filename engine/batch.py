@@ -1,6 +1,6 @@
 """What the scheduler hands to the runner each step, and what comes back. This is the one border between them.
 
-A native decode step, CUDA graphs or another device live behind `Runner`; the scheduler knows nothing of tensors' devices.
+A native decode step, CUDA graphs or another device live behind `Runner`; the scheduler knows nothing of devices.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VisionRows:
-    """Vision embeddings that replace token embeddings of a row: `count` rows of `embeddings` from `first`, at `start` of the row.
+    """Vision embeddings that replace a row's token embeddings: `count` of `embeddings` from `first`, at `start` of the row.
 
-    `embeddings` is (num_tokens, taps, hidden) or (num_tokens, hidden), on the runner's device, owned by the vision cache.
+    `embeddings` is (num_tokens, hidden) on the runner's device, owned by the vision cache.
     """
 
     start: int
@@ -92,5 +92,5 @@ class Runner(Protocol):
         ...
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
-        """One forward over all rows, decode and prefill mixed. Returns a token for each row with `sampling`, in order."""
+        """One forward over all rows, decode and prefill mixed. A token for each row with `sampling`, in order."""
         ...

@@ -6,9 +6,10 @@
                                         detokenizer ──Stop──▶ engine
     launcher ──ChildState──▶ server ──Ready──▶ launcher
 
-Messages are msgpack. Pixels never ride in one, unless the shared-memory arena is full. Times are seconds of `time.monotonic()`,
-which is one clock for all processes of a machine; durations are milliseconds and say so in their names.
-Request ids are chosen by the server and begin with its epoch, so that answers to an earlier server process are known as stale.
+Messages are msgpack. Pixels never ride in one, unless the shared-memory arena is full. Times are seconds of
+`time.monotonic()`, which is one clock for all processes of a machine; durations are milliseconds and say so in their
+names. Request ids are chosen by the server and begin with its epoch, so that answers to an earlier server process are
+known as stale.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class ImageInfo(msgspec.Struct, frozen=True):
 
 
 class Pixels(msgspec.Struct, frozen=True):
-    """uint8 pixels of one picture, C order, `shape` = (tiles, height, width, 3): in the arena at `offset`, or inline."""
+    """uint8 pixels of one picture, C order, `shape` = (tiles, height, width, 3): in the arena at `offset` or inline."""
 
     shape: tuple[int, int, int, int]
     offset: int = 0
@@ -115,8 +116,8 @@ class Pixels(msgspec.Struct, frozen=True):
 class MediaItem(msgspec.Struct, frozen=True):
     """One picture of a prompt.
 
-    `digest` (32 bytes) names the encoded bytes and every option that changes its tokens. `spans` are the (start, length)
-    runs of placeholder ids in the prompt that its vision tokens replace, in order; lengths add up to its vision tokens.
+    `digest` (32 bytes) names the encoded bytes and every option that changes its tokens. `spans` are the
+    (start, length) runs of placeholder ids in the prompt that its vision tokens replace, in order.
     """
 
     digest: bytes
@@ -132,8 +133,8 @@ class MediaItem(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True):
     """How one sequence is sampled: all resolved, nothing left to default.
 
-    `temperature` 0 is greedy. `top_k` 0 is all. `stop_token_ids` holds the model's end ids unless `ignore_eos` was asked.
-    `seed` (63 bits) and the output index are the whole state of the noise.
+    `temperature` 0 is greedy. `top_k` 0 is all. `stop_token_ids` holds the model's end ids too, unless `ignore_eos` was
+    asked. `seed` (63 bits) and the output index are the whole state of the noise.
     """
 
     max_tokens: int
@@ -152,7 +153,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 class TextOptions(msgspec.Struct, frozen=True):
-    """What the detokenizer must know of a request. `prompt_tail`: last prompt ids, to seed partial UTF-8 (may be empty)."""
+    """What the detokenizer must know of a request."""
 
     stop: list[str] = msgspec.field(default_factory=list)
     include_stop_str_in_output: bool = False
@@ -213,7 +214,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """A stop string ended at output token `num_tokens` (counted from the start, that many are kept): discard the rest."""
+    """A stop string ended within the first `num_tokens` output tokens: keep those, discard the rest."""
 
     request_id: str
     num_tokens: int
@@ -309,7 +310,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """New output of one sequence in one step: ids (often one; none when only the finish is told), and its end if it ended.
+    """New output of one sequence in one step: ids (none when only the finish is told), and its end if it ended.
 
     `first_index`: output index of `token_ids[0]`. `logprobs` is as long as `token_ids` when asked for, else empty.
     """
@@ -342,7 +343,7 @@ class DeltaLogprob(msgspec.Struct, frozen=True):
     """One output token with its own text (bytes may be partial UTF-8), for OpenAI's `logprobs.content`."""
 
     token: str
-    bytes: bytes
+    data: bytes
     logprob: float
     top: list[tuple[str, bytes, float]]
 

@@ -1,1 +1,1 @@
-"""Server: command line, settings, process supervision and the HTTP application. Never imports torch, except offline use."""
+"""Server: command line, settings, process supervision, HTTP application. Never imports torch, except offline use."""
