@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VisionRows:
-    """Vision embeddings that replace a row's token embeddings: `count` of `embeddings` from `first`, at `start` of the row.
+    """Vision embeddings in place of token embeddings: `count` of `embeddings` from `first`, at `start` of the row.
 
     `embeddings` is (num_tokens, hidden) on the runner's device, owned by the vision cache.
     """

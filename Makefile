@@ -1,0 +1,50 @@
+# Two commands do all set-up: `make serve` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PORT   ?= 8000
+MODEL  ?=
+HOST   ?= 127.0.0.1
+ARGS   ?=
+
+.PHONY: serve test check format bench clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo "make serve   install what is missing, serve the bundled model on http://$(HOST):$(PORT) (PORT=, MODEL=, ARGS=)"
+	@echo "make test    install what is missing, run all tests"
+	@echo "make check   ruff, format, mypy --strict"
+	@echo "make bench   measure this machine against plain transformers"
+
+# One stamp a set of packages: made again when the project's description or its pins change.
+$(VENV)/.serve: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.serve
+
+serve: $(VENV)/.serve
+	exec $(BIN)/beholder serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/beholder bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
