@@ -1,0 +1,34 @@
+"""Fixtures that tests of every folder share."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def _load(name: str) -> ModuleType:
+    """Imports a module of this folder under `name`; tests are not a package."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+_load("tiny_models")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SmolVLM folder with tied tiny random weights, made once a session."""
+    import tiny_models
+
+    folder: Path = tiny_models.tiny_smolvlm(tmp_path_factory.mktemp("tiny_model"))
+    return folder
