@@ -1,0 +1,146 @@
+"""The `beholder` command. Heavy modules are imported by the subcommand that needs them, so `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from server.settings import OFFLINE_OPTIONS, OPTIONS, Field, Settings, SettingsError, environment_name, flag_name
+
+app: Final = typer.Typer(
+    help="Beholder: a computer looks at pictures and says what it sees.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+DEFAULT_PROMPT: Final = "Describe the picture."
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    try:
+        app()
+    except SettingsError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        sys.exit(2)
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    """A command-line flag for one option. Values stay text: `Settings.load` parses and checks them for every source."""
+    flag = flag_name(field.name)
+    default = field.default
+    if field.kind is bool:
+        default = "on" if default else "off"
+    elif default in ("", ()):
+        default = "none"
+    notes = [field.option.unit, f"default {default}", f"env {environment_name(field.name)}"]
+    help_line = f"{field.option.help} [{'; '.join(note for note in notes if note)}]"
+    annotation: Any
+    if field.kind is bool:
+        annotation = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=help_line, show_default=False)]
+    else:
+        metavar = "|".join(field.choices) or {int: "INTEGER", float: "NUMBER", str: "TEXT", tuple: "A,B,…"}[field.kind]
+        annotation = Annotated[str | None, typer.Option(flag, help=help_line, metavar=metavar, show_default=False)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command a flag for each named option; they arrive in its ``**given``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        parameters = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters += [_parameter(OPTIONS[name]) for name in names]
+        command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+@app.command()
+@_with_options(*OPTIONS)
+def serve(**given: str | bool | None) -> None:
+    """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
+    settings = Settings.load(given, os.environ).resolve_model()
+    raise typer.Exit(importlib.import_module("server.launch").launch(settings))
+
+
+@app.command()
+@_with_options(*OFFLINE_OPTIONS)
+def caption(
+    files: Annotated[list[Path], typer.Argument(help="Pictures to describe.", metavar="FILE…", show_default=False)],
+    prompt: Annotated[str, typer.Option(help="What to ask about each picture.")] = DEFAULT_PROMPT,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a picture: text, usage, timings.")] = False,
+    **given: str | bool | None,
+) -> None:
+    """Describe pictures here and now, without a server. Several are described in the order given."""
+    from preprocess.errors import BeholderError
+
+    settings = Settings.load(given, os.environ)
+    offline = importlib.import_module("server.offline")
+    failed = False
+    with offline.Beholder(settings=settings) as beholder:
+        for file in files:
+            try:
+                if json:
+                    answer = beholder.caption(
+                        file, prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed
+                    )
+                    typer.echo(msgspec.json.encode({"file": str(file), **msgspec.to_builtins(answer)}))
+                    continue
+                if len(files) > 1:
+                    typer.echo(f"{file}: ", nl=False)
+                for text in beholder.stream(
+                    file, prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed
+                ):
+                    typer.echo(text, nl=False)
+                typer.echo("")
+            except (BeholderError, OSError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                typer.echo(f"beholder: {file}: {reason}", err=True)
+                failed = True
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def bench(context: typer.Context) -> None:
+    """Measure speed: beside plain transformers, and over HTTP (`beholder bench --help`)."""
+    raise typer.Exit(importlib.import_module("server.bench").main(list(context.args)) or 0)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version())
+
+
+def installed_version() -> str:
+    """The version of the installed distribution, or ``0+unknown`` when run from a copied folder."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as distribution_version
+
+    try:
+        return distribution_version("beholder")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a route sees of the rest of Beholder: one call that takes a chat, and the generation that it starts.
+
+`server.dispatcher` implements it over processes, `server.offline` inside one process, tests with a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from preprocess.wire import ChildState, Delta, EngineStats, GenerationOptions, ImageInfo, Message
+
+
+class Generation(Protocol):
+    """A chat that was prepared and admitted. Iterating gives the deltas of all its choices as (index, delta)."""
+
+    @property
+    def images(self) -> list[ImageInfo]:
+        """The request's pictures, in order."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt length, vision tokens included."""
+        ...
+
+    @property
+    def decode_ms(self) -> float:
+        """Time that decoding the pictures took."""
+        ...
+
+    @property
+    def preprocess_ms(self) -> float:
+        """The whole time in the preprocess worker, `decode_ms` included."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        """Deltas until every choice has finished.
+
+        Raises:
+            BeholderError: From the iterator, when the generation cannot go on (the engine died).
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop all choices within one engine step. Idempotent, and harmless after the end."""
+        ...
+
+
+class Service(Protocol):
+    """Takes chats. One per server process."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request sent now would be served: every child is up and no drain has begun."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The engine's last report, or None before the first."""
+        ...
+
+    @property
+    def num_preparing(self) -> int:
+        """Requests that are with, or wait for, a preprocess worker."""
+        ...
+
+    @property
+    def arena_bytes_used(self) -> int:
+        """Bytes of the shared-memory arena under lease."""
+        ...
+
+    def state(self) -> Mapping[str, ChildState]:
+        """State of every child process, by a name such as ``preprocess-0``."""
+        ...
+
+    async def submit(
+        self,
+        messages: list[Message],
+        options: GenerationOptions,
+        *,
+        n: int = 1,
+        session_id: str = "",
+        priority: int = 0,
+    ) -> Generation:
+        """Prepare a chat and queue it with the engine; returns once it is admitted.
+
+        Cancelling the call ends the work for it.
+
+        Raises:
+            ClientError: The request cannot be served as sent.
+            ServiceError: It cannot be served now.
+        """
+        ...

@@ -1,0 +1,444 @@
+"""The one home of every option: its default, unit, check, help line and environment variable.
+
+`beholder serve --help` is made from this declaration. The command line beats the environment, which beats the default.
+Knows nothing about torch, sockets or processes; the launcher sends `Settings` to its children as JSON.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from engine.config import EngineConfig
+from preprocess.config import MediaLimits, PreprocessConfig
+
+ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
+BUNDLED_MODEL_NAME: Final = "beholder"
+MEBIBYTE: Final = 1 << 20
+
+
+class SettingsError(Exception):
+    """An option is unknown or has a value that cannot be. The message says what came and what is expected."""
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What belongs to an option besides its name, type and default. `low` and `high` are inclusive bounds."""
+
+    help: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All options. Make one with `load`, which checks every value; `resolve_model` turns `model` into a folder."""
+
+    # -- model
+    model: Annotated[
+        str, Option("Model: a folder, or a name on the Hugging Face hub (owner/name). Empty: the bundled model.")
+    ] = ""
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Option("Names that requests may use for the model; the first is the one answers carry. Empty: from the model."),
+    ] = ()
+
+    # -- network
+    host: Annotated[str, Option("Address to listen on. 0.0.0.0 and :: listen on every interface.")] = "127.0.0.1"
+    port: Annotated[int, Option("TCP port to listen on; 0 takes a free one.", low=0, high=65535)] = 8000
+    api_key: Annotated[
+        str, Option("Key that clients must send as 'Authorization: Bearer KEY' to /v1 and /metrics. Empty: no key.")
+    ] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option("Further host names that clients may use for this server ('*': any). Guards against DNS rebinding."),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "Web origins (https://example.org) whose pages may call this server ('*': any). Same origin always may."
+        ),
+    ] = ()
+    max_body_mb: Annotated[float, Option("Largest request body.", unit="MiB", low=0.001, high=4096)] = 64
+    request_timeout_s: Annotated[
+        float, Option("Longest time that one request may take, waiting included.", unit="s", low=0.1, high=86_400)
+    ] = 600
+    grace_s: Annotated[
+        float, Option("How long running requests may go on after SIGTERM.", unit="s", low=0, high=3600)
+    ] = 30
+
+    # -- media
+    workers: Annotated[int, Option("Preprocess processes (decode, resize, tokenise).", low=1, high=256)] = 2
+    arena_mb: Annotated[
+        int, Option("Shared memory for pixels on their way to the engine.", unit="MiB", low=1, high=65_536)
+    ] = 64
+    max_image_mb: Annotated[float, Option("Largest encoded picture.", unit="MiB", low=0.001, high=2048)] = 32
+    max_image_pixels: Annotated[
+        int, Option("Most pixels (width x height) of one picture.", low=1, high=4_000_000_000)
+    ] = 100_000_000
+    max_image_side: Annotated[int, Option("Longest side of one picture.", unit="pixels", low=1, high=1_000_000)] = (
+        32_768
+    )
+    max_images: Annotated[int, Option("Most pictures in one request.", low=1, high=4096)] = 16
+    preprocess_deadline_s: Annotated[
+        float, Option("Longest time that preparing one request may take.", unit="s", low=0.1, high=3600)
+    ] = 20
+    preprocess_memory_mb: Annotated[
+        int, Option("Most memory that a preprocess process may add while it works.", unit="MiB", low=64, high=1_048_576)
+    ] = 2048
+    exact_decode: Annotated[
+        bool, Option("Decode large JPEGs at full scale: pixels then equal the model's own processor.")
+    ] = False
+
+    # -- engine
+    device: Annotated[Literal["cpu", "cuda"], Option("Where the model runs.")] = "cpu"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option("Type of weights and KV cache; auto is bfloat16 where the device is fast at it, else float32."),
+    ] = "auto"
+    threads: Annotated[
+        int, Option("Threads of the engine on a CPU; 0: one less than the cores, at least one.", low=0, high=1024)
+    ] = 0
+    max_running: Annotated[int, Option("Most sequences that decode at once.", low=1, high=4096)] = 64
+    max_context: Annotated[
+        int, Option("Longest prompt + answer; 0: the model's.", unit="tokens", low=0, high=16_777_216)
+    ] = 0
+    max_batched_tokens: Annotated[
+        int, Option("Token budget of one step: decode first, then prefill.", unit="tokens", low=1, high=1_048_576)
+    ] = 512
+    kv_tokens: Annotated[
+        int, Option("Size of the KV cache; 0: chosen from memory.", unit="tokens", low=0, high=1_073_741_824)
+    ] = 0
+    max_waiting: Annotated[
+        int, Option("Most requests that wait for the engine; one more gets 429.", low=1, high=1_000_000)
+    ] = 256
+    max_waiting_tokens: Annotated[
+        int,
+        Option("Most prompt tokens that wait for the engine; more gets 429.", unit="tokens", low=1, high=1_073_741_824),
+    ] = 262_144
+    vision_cache_mb: Annotated[
+        float, Option("Memory for finished picture embeddings.", unit="MiB", low=0, high=1_048_576)
+    ] = 64
+    prefix_cache: Annotated[
+        bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
+    ] = True
+
+    # -- logging
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Option("Least severe log line that is written.")
+    ] = "info"
+
+    @classmethod
+    def load(cls, given: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+        """Merge and check all sources.
+
+        Args:
+            given: Options by name from the command line or the Python API; strings are parsed, None means not given.
+            environment: Variables to read ``BEHOLDER_…`` from, usually `os.environ`; others are not looked at.
+
+        Raises:
+            SettingsError: An unknown option or variable, or a value that cannot be.
+        """
+        values: dict[str, object] = {}
+        for variable, text in (environment or {}).items():
+            if not variable.startswith(ENVIRONMENT_PREFIX):
+                continue
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            if name not in OPTIONS or variable != variable.upper():
+                known = [environment_name(option) for option in OPTIONS]
+                raise SettingsError(f"Unknown environment variable {variable}.{nearest(variable, known)}")
+            if text != "":  # An empty variable is how compose files say "not set".
+                values[name] = parse(name, text, source=variable)
+        for name, value in (given or {}).items():
+            if name not in OPTIONS:
+                raise SettingsError(f"Unknown option {name}.{nearest(name, list(OPTIONS))}")
+            if value is not None:
+                values[name] = parse(name, value, source=flag_name(name))
+        settings = msgspec.convert(values, cls)
+        settings._check_together()
+        return settings
+
+    def _check_together(self) -> None:
+        for origin in self.allowed_origins:
+            scheme, separator, rest = origin.partition("://")
+            if origin != "*" and (not separator or not scheme or not rest or "/" in rest):
+                raise SettingsError(f"--allowed-origins: {origin!r} is no origin; expected such as https://example.org")
+        for host in self.allowed_hosts:
+            if "/" in host or "@" in host:
+                raise SettingsError(f"--allowed-hosts: {host!r} is no host name; expected such as beholder.example.org")
+        if not self.host:
+            raise SettingsError("--host: expected an address to listen on, such as 127.0.0.1, got an empty string")
+        if self.max_image_mb > self.max_body_mb:
+            raise SettingsError(
+                f"--max-image-mb {self.max_image_mb:g} is larger than --max-body-mb {self.max_body_mb:g}, "
+                "so such a picture could never arrive: raise --max-body-mb or lower --max-image-mb"
+            )
+        if self.api_key and not all("!" <= character <= "~" for character in self.api_key):
+            raise SettingsError("--api-key: expected printable ASCII characters without spaces")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Cap of a request body in bytes."""
+        return int(self.max_body_mb * MEBIBYTE)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the shared-memory arena in bytes."""
+        return self.arena_mb * MEBIBYTE
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.served_model_name[0] if self.served_model_name else default_model_name(self.model)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name by which a request may ask for the model."""
+        return self.served_model_name or (self.model_name,)
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine process is started with. Call `resolve_model` first."""
+        return EngineConfig(
+            model=self.model,
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            max_running=self.max_running,
+            max_context=self.max_context,
+            max_batched_tokens=self.max_batched_tokens,
+            kv_tokens=self.kv_tokens,
+            max_waiting=self.max_waiting,
+            max_waiting_tokens=self.max_waiting_tokens,
+            vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
+            prefix_cache=self.prefix_cache,
+        )
+
+    def preprocess_config(self) -> PreprocessConfig:
+        """What a preprocess worker is started with. Call `resolve_model` first."""
+        return PreprocessConfig(
+            model=self.model,
+            limits=MediaLimits(
+                max_image_bytes=int(self.max_image_mb * MEBIBYTE),
+                max_image_pixels=self.max_image_pixels,
+                max_image_side=self.max_image_side,
+                max_images=self.max_images,
+                deadline_s=self.preprocess_deadline_s,
+                memory_bytes=self.preprocess_memory_mb * MEBIBYTE,
+            ),
+            max_context=self.max_context,
+            exact_decode=self.exact_decode,
+        )
+
+    def resolve_model(self) -> Settings:
+        """The same settings with `model` a folder that exists and `served_model_name` filled.
+
+        A hub name is downloaded (weights as safetensors, tokenizer, configuration; never code or pickles).
+
+        Raises:
+            SettingsError: No such folder, no such model, or no way to reach the hub: one line that says so.
+        """
+        names = self.served_model_name or (default_model_name(self.model),)
+        return msgspec.structs.replace(self, model=str(model_folder(self.model)), served_model_name=names)
+
+
+def flag_name(name: str) -> str:
+    """``max_body_mb`` → ``--max-body-mb``."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_name(name: str) -> str:
+    """``max_body_mb`` → ``BEHOLDER_MAX_BODY_MB``."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`` Did you mean …?`` for the closest known name, or nothing when none is close."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+class Field(msgspec.Struct, frozen=True):
+    """An option as `load` and the command line need it. `kind` is the plain type: str, int, float, bool or tuple."""
+
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    default: Any
+    option: Option
+
+
+def _fields() -> dict[str, Field]:
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    fields = {}
+    for field in msgspec.structs.fields(Settings):
+        annotated, option = typing.get_args(hints[field.name])
+        origin = typing.get_origin(annotated)
+        choices = typing.get_args(annotated) if origin is Literal else ()
+        kind = str if origin is Literal else (origin or annotated)
+        fields[field.name] = Field(field.name, kind, choices, field.default, option)
+    return fields
+
+
+OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(_fields())
+
+# What one process without a server has a use for: the options of `beholder caption` and of the Python API.
+OFFLINE_OPTIONS: Final = (
+    "model",
+    "max_image_mb",
+    "max_image_pixels",
+    "max_image_side",
+    "max_images",
+    "exact_decode",
+    "device",
+    "dtype",
+    "threads",
+    "max_running",
+    "max_context",
+    "max_batched_tokens",
+    "kv_tokens",
+    "vision_cache_mb",
+    "prefix_cache",
+)
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+def parse(name: str, value: object, *, source: str) -> object:
+    """One option's value from a string or a Python value, checked.
+
+    Raises:
+        SettingsError: Names `source`, the value and what is expected.
+    """
+    field = OPTIONS[name]
+    shown = "a value" if name == "api_key" else repr(value)
+    refusal = SettingsError(f"{source}: expected {expected(field)}, got {shown}")
+    if field.kind is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
+            raise refusal
+        return tuple(item.strip() for item in items if item.strip())
+    if field.kind is bool:
+        if isinstance(value, bool):
+            return value
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word not in _TRUE + _FALSE:
+            raise refusal
+        return word in _TRUE
+    if field.kind is str:
+        text = str(value) if isinstance(value, Path) else value
+        if not isinstance(text, str) or "\0" in text or (field.choices and text not in field.choices):
+            raise refusal
+        return text
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise refusal
+    try:
+        number = field.kind(value.replace("_", "") if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        raise refusal from None
+    if isinstance(value, float) and number != value:  # int(2.5) would be accepted silently
+        raise refusal
+    if not math.isfinite(number):
+        raise refusal
+    option = field.option
+    if (option.low is not None and number < option.low) or (option.high is not None and number > option.high):
+        raise refusal
+    return number
+
+
+def expected(field: Field) -> str:
+    """What an option takes, in words."""
+    if field.choices:
+        return "one of " + ", ".join(field.choices)
+    if field.kind is bool:
+        return "true or false"
+    if field.kind is tuple:
+        return "words with commas between them"
+    if field.kind is str:
+        return "a string"
+    kind = "a whole number" if field.kind is int else "a number"
+    unit = f" of {field.option.unit}" if field.option.unit else ""
+    return f"{kind}{unit} from {field.option.low:g} to {field.option.high:g}" if field.option.low is not None else kind
+
+
+# ---- model folder ---------------------------------------------------------------------------------------------------
+
+# Weights, configuration, chat template, tokenizer. Nothing that runs code when it is loaded.
+HUB_FILES: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "vocab*", "merges.txt", "*.model")
+
+
+def bundled_model_folder() -> Path:
+    """Where the model that comes with Beholder lies: in a checkout, or below the installation's `share`."""
+    checkout = Path(__file__).resolve().parent.parent / "samples" / "model"
+    installed = Path(sys.prefix) / "share" / "beholder" / "model"
+    return checkout if (checkout / "config.json").is_file() else installed
+
+
+def default_model_name(model: str) -> str:
+    """The name of a model that nobody named: the hub's, or the folder's own."""
+    if not model:
+        return BUNDLED_MODEL_NAME
+    if Path(model).is_dir():
+        folder = Path(model).resolve()
+        return BUNDLED_MODEL_NAME if folder == bundled_model_folder().resolve() else folder.name
+    return model
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model given as folder, hub name, or nothing (the bundled one).
+
+    Raises:
+        SettingsError: It cannot be found, in one line.
+    """
+    folder = Path(model).expanduser() if model else bundled_model_folder()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SettingsError(f"--model: the folder {folder} holds no config.json, so it is no model folder")
+        return folder.resolve()
+    if not model:
+        raise SettingsError(f"The bundled model is missing: expected it in {folder}. Name another with --model FOLDER")
+    if folder.exists():
+        raise SettingsError(f"--model: {model!r} is a file; expected the folder that holds config.json and the weights")
+    parts = model.split("/")
+    if len(parts) != 2 or not all(parts) or parts[0] in {".", "..", "~"} or model.startswith(("/", "\\")):
+        raise SettingsError(
+            f"--model: there is no folder {model!r}; expected a folder or a hub name such as owner/name"
+        )
+    return _download(model)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except HFValidationError:
+        problem = f"{name!r} is neither a folder here nor a possible hub name (owner/name)"
+    except GatedRepoError:
+        problem = f"the hub asks for access rights to {name!r}: accept its terms there and log in with `hf auth login`"
+    except RepositoryNotFoundError:
+        problem = f"there is no folder {name!r} here, and the hub knows no public model of that name"
+    except LocalEntryNotFoundError:
+        problem = (
+            f"there is no folder {name!r} here, the model is not in the local hub cache, and the hub cannot be reached"
+        )
+    except Exception as error:  # The hub client raises errors of its HTTP library too: one line, never a traceback.
+        problem = f"{name!r} could not be downloaded from the hub ({type(error).__name__})"
+    else:
+        if (folder / "config.json").is_file():
+            return folder
+        problem = f"{name!r} on the hub holds no config.json, so it is no model folder"
+    raise SettingsError(f"--model: {problem}")
