@@ -2,9 +2,9 @@
 
     server ──Job──▶ preprocess worker ──Prepared | Refused──▶ server
     server ──EngineRequest | Abort | Reset──▶ engine ──Admitted | Rejected | ResetDone | EngineStats──▶ server
-    engine ──OutputStart, TokenEvents──▶ detokenizer ──Deltas──▶ server
+    engine ──OutputStart, TokenEvents, ResetDone──▶ detokenizer ──Deltas | DetokenizerReset──▶ server
                                         detokenizer ──Stop──▶ engine
-    launcher ──ChildState──▶ server ──Ready──▶ launcher
+    launcher ──ChildState | Drain──▶ server
 
 Messages are msgpack. Pixels never ride in one, unless the shared-memory arena is full. Times are seconds of
 `time.monotonic()`, which is one clock for all processes of a machine; durations are milliseconds and say so in their
@@ -250,7 +250,7 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
-    """All requests from before `Reset(epoch)` are gone. The detokenizer passes the same word on when it has reset."""
+    """All requests from before `Reset(epoch)` are gone. The engine says so on both of its sockets."""
 
     epoch: str
 
@@ -368,7 +368,13 @@ class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
     deltas: list[Delta]
 
 
-# ---- launcher ↔ server ----------------------------------------------------------------------------------------------
+class DetokenizerReset(msgspec.Struct, frozen=True, tag="detokenizer_reset"):
+    """The detokenizer heard `ResetDone(epoch)` behind the last event of earlier requests and forgot them."""
+
+    epoch: str
+
+
+# ---- launcher → server ----------------------------------------------------------------------------------------------
 
 Role = Literal["server", "preprocess", "detokenizer", "engine"]
 
@@ -390,4 +396,6 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     grace_s: float
 
 
-ServerInput = Prepared | Refused | Admitted | Rejected | ResetDone | EngineStats | Deltas | ChildState | Drain
+ServerInput = (
+    Prepared | Refused | Admitted | Rejected | ResetDone | EngineStats | Deltas | DetokenizerReset | ChildState | Drain
+)

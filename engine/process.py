@@ -1,0 +1,129 @@
+"""Process: the engine. Feeds `Engine` from its socket, steps it while it has work, sends what each step made.
+
+The server hears of admission and statistics; tokens go to the detokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+from preprocess.arena import Arena
+
+from engine.config import EngineConfig
+from preprocess.child import Child
+from preprocess.errors import BeholderError
+from preprocess.wire import (
+    Abort,
+    EngineInput,
+    EngineRequest,
+    EngineStats,
+    Pixels,
+    Reset,
+    ResetDone,
+    Stop,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.core import Engine
+
+STATS_EVERY_S = 0.25
+IDLE_WAIT_MS = 1_000
+
+
+def main() -> None:
+    """Load the model, then serve until the launcher ends this process."""
+    child = Child.from_stdin()
+    config = child.config(EngineConfig)
+    inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
+    from engine.core import Engine  # torch takes seconds to import: after the sockets stand
+    from engine.load import load_runner
+
+    started = time.monotonic()
+    try:
+        runner = load_runner(config)
+    except BeholderError as error:
+        child.fail(error.message)
+    loop = EngineLoop(Engine(config, runner), child, inbox)
+    child.ready(
+        load_s=round(time.monotonic() - started, 2),
+        kv_tokens=runner.num_slots - 1,
+        context=runner.max_positions,
+        pid=os.getpid(),
+    )
+    while True:
+        loop.turn()
+
+
+class EngineLoop:
+    """One turn: take what came, run a step, send what it made."""
+
+    def __init__(self, engine: Engine, child: Child, inbox: zmq.Socket[bytes]) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._to_server = child.connect("server")
+        self._to_detokenizer = child.connect("detokenizer")
+        self._decoder: msgspec.msgpack.Decoder[EngineInput] = msgspec.msgpack.Decoder(EngineInput)
+        self._encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
+        self._arena = Arena.attach(child.boot.arena_fd, child.boot.arena_size)
+        self._stats_at = 0.0
+        self._stats: EngineStats | None = None
+
+    def turn(self) -> None:
+        """Wait only when there is nothing to do."""
+        wait_ms = 0 if self._engine.has_work else IDLE_WAIT_MS
+        if self._inbox.poll(wait_ms):
+            while True:
+                try:
+                    message = self._decoder.decode(self._inbox.recv(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+                self._take(message)
+        for output in self._engine.step():
+            self._to_detokenizer.send(self._encode(output))
+        self._send_stats()
+
+    def _take(self, message: EngineInput) -> None:
+        if isinstance(message, EngineRequest):
+            self._to_server.send(self._encode(self._engine.submit(message, self._pixels)))
+        elif isinstance(message, Abort):
+            self._engine.abort(message.request_id)
+        elif isinstance(message, Stop):
+            self._engine.stop(message.request_id, message.num_tokens)
+        else:
+            self._reset(message)
+
+    def _reset(self, reset: Reset) -> None:
+        self._engine.reset()
+        done = self._encode(ResetDone(reset.epoch))
+        self._to_server.send(done)
+        self._to_detokenizer.send(done)
+        self._stats = None
+
+    def _pixels(self, pixels: Pixels) -> torch.Tensor:
+        """uint8 (tiles, height, width, 3): a view into the arena, or of the inline bytes."""
+        import torch
+
+        size = pixels.shape[0] * pixels.shape[1] * pixels.shape[2] * pixels.shape[3]
+        if pixels.inline:
+            return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
+        return torch.frombuffer(self._arena.view(pixels.offset, size), dtype=torch.uint8).view(pixels.shape)
+
+    def _send_stats(self) -> None:
+        now = time.monotonic()
+        if now - self._stats_at < STATS_EVERY_S:
+            return
+        stats = self._engine.stats()
+        if stats != self._stats:
+            self._to_server.send(self._encode(stats))
+            self._stats, self._stats_at = stats, now
+
+
+if __name__ == "__main__":
+    main()

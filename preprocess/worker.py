@@ -1,0 +1,67 @@
+"""Process: one preprocess worker. Takes one job at a time from the server and answers it.
+
+A picture that overruns the deadline or crashes a decoder ends this process, on purpose: nothing else of the service is
+in it. The kernel's timer does that even while C code holds the interpreter; the launcher starts a new worker, and the
+server refuses the picture and gives the other jobs to other workers.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from pathlib import Path
+
+import msgspec
+
+from preprocess.arena import Arena
+from preprocess.child import Child
+from preprocess.config import PreprocessConfig
+from preprocess.errors import BeholderError
+from preprocess.prepare import Preparer
+from preprocess.wire import Job, Refused, WorkerReply
+
+
+def main() -> None:
+    """Serve jobs until the launcher ends this process."""
+    child = Child.from_stdin()
+    config = child.config(PreprocessConfig)
+    arena = Arena.attach(child.boot.arena_fd, child.boot.arena_size)
+    try:
+        preparer = Preparer(config, arena)
+    except BeholderError as error:
+        child.fail(error.message)
+    inbox = child.bind(f"worker-{child.boot.index}")
+    outbox = child.connect("server")
+    decoder = msgspec.msgpack.Decoder(Job)
+    encoder = msgspec.msgpack.Encoder()
+    limits = config.limits
+    _limit_memory(limits.memory_bytes)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    child.ready()
+    while True:
+        job = decoder.decode(inbox.recv())
+        signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
+        try:
+            reply: WorkerReply = preparer.prepare(job)
+        except MemoryError:
+            reply = Refused(
+                job.request_id,
+                "a picture of this request needs more memory to decode than is allowed; send it smaller",
+                status=413,
+                code="image_too_large",
+            )
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        outbox.send(encoder.encode(reply))
+
+
+def _limit_memory(added_bytes: int) -> None:
+    """Let this process map `added_bytes` more than it maps now (Linux; elsewhere there is no such limit)."""
+    status = Path("/proc/self/statm")
+    if added_bytes and status.exists():
+        mapped = int(status.read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + added_bytes, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The launcher: starts every process, watches them, restarts what died, and takes all of them down in order.
+
+It owns what must outlive a child: the listening socket, the pixel arena, the private folder of sockets. It serves
+nothing itself, so nothing that a client sends can hurt it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+import zmq
+from preprocess.arena import Arena
+
+from preprocess.child import EXIT_BAD_START, push_socket
+from preprocess.wire import Drain
+from server.child_process import ChildProcess, Surroundings, describe_exit
+from server.settings import Settings, SettingsError
+from server.socket_folder import socket_folder
+
+RESTART_PAUSE_S: Final = 0.1
+"""Between a death and the next start; doubles with every death in a row before it was ready."""
+MAX_FAILED_STARTS: Final = 5
+"""A child that dies this often in a row before it is ready takes the service down: something is wrong for good."""
+STOP_TIMEOUT_S: Final = 3.0
+DRAIN_MARGIN_S: Final = 5.0
+BAD_START: Final = describe_exit(EXIT_BAD_START)
+
+
+def launch(settings: Settings) -> int:
+    """Serve until a signal or a fault that cannot be mended; the exit code of the command.
+
+    Raises:
+        SettingsError: The address cannot be listened on.
+    """
+    with (
+        _listen(settings.host, settings.port) as listener,
+        socket_folder() as folder,
+        contextlib.closing(Arena.create(settings.arena_bytes)) as arena,
+        _signals() as signals,
+    ):
+        surroundings = Surroundings(folder, arena.fd, arena.size)
+        return _Launcher(settings, listener, surroundings, signals).run()
+
+
+class _Launcher:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, surroundings: Surroundings, signals: _Signals
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._signals = signals
+        self._started_s = time.monotonic()
+        self._server = ChildProcess("server", 0, settings, surroundings, listener.fileno())
+        self._engine = ChildProcess("engine", 0, settings.engine_config(), surroundings)
+        self._detokenizer = ChildProcess("detokenizer", 0, settings.preprocess_config(), surroundings)
+        self._workers = [
+            ChildProcess("preprocess", index, settings.preprocess_config(), surroundings)
+            for index in range(settings.workers)
+        ]
+        self._children = [self._engine, self._server, self._detokenizer, *self._workers]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.fd, selectors.EVENT_READ)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._to_server: zmq.Socket[bytes] | None = None
+        self._folder = surroundings.socket_folder
+        self._announced = False
+        self._drain_until_s: float | None = None
+        self._exit_code: int | None = None
+
+    def run(self) -> int:
+        """Watch until there is an exit code, then leave nothing behind."""
+        try:
+            for child in self._children:
+                self._start(child)
+            while self._exit_code is None:
+                self._turn()
+            return self._exit_code
+        finally:
+            self._stop_all()
+            self._context.destroy(linger=0)
+            self._selector.close()
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait_s()):
+            if isinstance(key.data, ChildProcess):
+                self._hear(key.data)
+        for number in self._signals.take():
+            self._on_signal(number)
+        for child in self._children:
+            reason = child.poll()
+            if reason is not None:
+                self._bury(child)
+                self._on_death(child, reason)
+        now = time.monotonic()
+        for child in self._children:
+            if child.start_at_s is not None and child.start_at_s <= now:
+                self._start(child)
+        if self._drain_until_s is not None and now > self._drain_until_s:
+            _say("the grace time is over; ending what still runs")
+            self._exit_code = 0
+
+    def _wait_s(self) -> float:
+        times = [child.start_at_s for child in self._children if child.start_at_s is not None]
+        if self._drain_until_s is not None:
+            times.append(self._drain_until_s)
+        return max(0.0, min([1.0, *(at - time.monotonic() for at in times)]))
+
+    # ---- births and deaths -------------------------------------------------------------------------------------------
+
+    def _start(self, child: ChildProcess) -> None:
+        child.start()
+        self._selector.register(child.status_fd, selectors.EVENT_READ, child)
+
+    def _hear(self, child: ChildProcess) -> None:
+        for word in child.read_status():
+            if word.state == "ready":
+                self._on_ready(child)
+
+    def _on_ready(self, child: ChildProcess) -> None:
+        if child is self._server:
+            if self._to_server is not None:
+                self._to_server.close()
+            self._to_server = push_socket(self._context, self._folder, "server")
+            for other in self._children:
+                if other is not child and other.ready:
+                    self._tell(other.state(up=True))
+        else:
+            self._tell(child.state(up=True))
+        if not self._announced and all(place.ready for place in self._children):
+            self._announced = True
+            self._announce()
+
+    def _on_death(self, child: ChildProcess, reason: str) -> None:
+        if self._drain_until_s is not None and child is self._server:
+            self._exit_code = 0
+            return
+        if child.failure and reason == BAD_START:
+            _say(child.failure)
+            self._exit_code = 1
+            return
+        if child.failed_starts >= MAX_FAILED_STARTS:
+            _say(f"the {child.name} process died {child.failed_starts} times before it was ready ({reason}); giving up")
+            self._exit_code = 1
+            return
+        _say(f"the {child.name} process died ({reason}); restarting it")
+        pause_s = RESTART_PAUSE_S * 2 ** max(0, child.failed_starts - 1)
+        child.start_at_s = time.monotonic() + pause_s
+        if child is self._server:
+            self._close_link()
+            for worker in self._workers:  # they may write where the next server leases: none may outlive its server
+                worker.end(signal.SIGKILL)
+                worker.wait(STOP_TIMEOUT_S)
+                self._bury(worker)
+                worker.start_at_s = child.start_at_s
+        else:
+            self._tell(child.state(up=False, reason=reason))
+
+    def _bury(self, child: ChildProcess) -> None:
+        if child.status_fd >= 0:
+            self._selector.unregister(child.status_fd)
+        child.bury()
+
+    def _tell(self, message: msgspec.Struct) -> None:
+        if self._to_server is not None:
+            self._to_server.send(msgspec.msgpack.encode(message))
+
+    def _close_link(self) -> None:
+        if self._to_server is not None:
+            self._to_server.close()
+            self._to_server = None
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            return
+        if self._drain_until_s is not None:
+            _say("second signal: stopping at once")
+            self._exit_code = 128 + number
+        elif self._to_server is None or not self._server.ready:
+            self._exit_code = 0
+        else:
+            _say("stopping: no new requests; running ones may finish")
+            self._listener.close()
+            self._tell(Drain(self._settings.grace_s))
+            self._drain_until_s = time.monotonic() + self._settings.grace_s + DRAIN_MARGIN_S
+
+    def _stop_all(self) -> None:
+        """End what runs: politely, then not. The server goes first, so that nobody is told of wanted deaths."""
+        for child in (self._server, *self._workers, self._detokenizer, self._engine):
+            child.end(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for child in self._children:
+            if not child.wait(max(0.05, deadline - time.monotonic())):
+                child.end(signal.SIGKILL)
+                child.wait(STOP_TIMEOUT_S)
+            self._bury(child)
+        self._close_link()
+
+    def _announce(self) -> None:
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        facts = self._engine.facts
+        _say(f"model    {self._settings.model_name} ({self._settings.model})")
+        _say(f"limits   context {facts['context']} tokens, KV cache {facts['kv_tokens']} tokens")
+        _say(f"ready    http://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
+
+
+class _Signals:
+    """Signals as bytes on a socket, so that the launcher's one wait hears them."""
+
+    def __init__(self, receiver: socket.socket) -> None:
+        self._receiver = receiver
+        self.fd = receiver.fileno()
+
+    def take(self) -> list[int]:
+        """Numbers of the signals that came since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            return list(self._receiver.recv(4096))
+        return []
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Signals]:
+    receiver, sender = socket.socketpair()
+    receiver.setblocking(False)
+    sender.setblocking(False)
+
+    def wake(number: int, frame: FrameType | None) -> None:
+        """The interpreter has already written the number to `sender`."""
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    before = {number: signal.signal(number, wake) for number in numbers}
+    old_fd = signal.set_wakeup_fd(sender.fileno())
+    try:
+        yield _Signals(receiver)
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        receiver.close()
+        sender.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}); choose another with --host and --port"
+        ) from None
+
+
+def _say(line: str) -> None:
+    print(f"beholder: {line}", file=sys.stderr, flush=True)

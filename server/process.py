@@ -1,0 +1,106 @@
+"""Process: the server. Runs the HTTP application on the launcher's listening socket, and the dispatcher's inbox.
+
+No torch, no decoding, no tokenising here: everything that can take long is another process's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import zmq
+from preprocess.prepare import max_pixel_bytes_per_image
+
+from preprocess.child import Child, push_socket
+from preprocess.errors import BeholderError
+from server.app import create_app
+from server.dispatcher import Dispatcher
+from server.settings import Settings
+
+MAX_WAITING_BYTES = 512 << 20
+"""Encoded pictures that may wait for a worker, all requests together."""
+CANCEL_AFTER_GRACE_S = 2
+"""What streams get to send their error after the grace time has ended them."""
+
+
+def main() -> None:
+    """Serve until drained or ended by the launcher."""
+    child = Child.from_stdin()
+    settings = child.config(Settings)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        dispatcher = _dispatcher(child, settings)
+    except BeholderError as error:
+        child.fail(error.message)
+    asyncio.run(_serve(child, settings, dispatcher))
+
+
+def _dispatcher(child: Child, settings: Settings) -> Dispatcher:
+    links: dict[str, zmq.Socket[bytes]] = {}
+
+    def send(name: str, data: bytes) -> None:
+        if name not in links:
+            links[name] = push_socket(child.context, child.boot.socket_folder, name)
+        links[name].send(data)
+
+    return Dispatcher(
+        send,
+        num_workers=settings.workers,
+        arena_size=child.boot.arena_size,
+        pixel_bytes_per_image=max_pixel_bytes_per_image(settings.preprocess_config()),
+        max_waiting=settings.max_waiting,
+        max_waiting_bytes=MAX_WAITING_BYTES,
+    )
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn under a launcher: says when it listens; ends when the launcher drains it, not by signals."""
+
+    def __init__(self, config: uvicorn.Config, child: Child) -> None:
+        super().__init__(config)
+        self._child = child
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._child.ready()
+
+
+async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> None:
+    loop = asyncio.get_running_loop()
+    config = uvicorn.Config(
+        create_app(settings, dispatcher),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=max(1, round(settings.grace_s)) + CANCEL_AFTER_GRACE_S,
+        timeout_keep_alive=75,
+    )
+    server = _HttpServer(config, child)
+
+    def drain(grace_s: float) -> None:
+        server.should_exit = True
+        loop.call_later(grace_s, dispatcher.fail_all)
+
+    dispatcher.on_drain = drain
+    inbox = child.bind("server")
+
+    def receive() -> None:  # the descriptor tells of a change only once: take all there is
+        while inbox.get(zmq.EVENTS) & zmq.POLLIN:
+            dispatcher.receive(inbox.recv())
+
+    loop.add_reader(inbox.get(zmq.FD), receive)
+    loop.call_soon(receive)
+    await server.serve(sockets=[socket.socket(fileno=child.boot.listen_fd)])
+
+
+if __name__ == "__main__":
+    main()
