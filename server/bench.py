@@ -1,0 +1,270 @@
+"""`beholder bench`: this machine's figures, beside plain transformers on the same weights in the same run.
+
+Rounds of both alternate, since shared machines are noisy; medians and ranges of the rounds are printed. The server runs
+as `beholder serve` does, with all its processes; everything is measured as a client of 127.0.0.1 sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+PROMPT: Final = "Describe the picture in detail, with all the things that you can see in it."
+DECODE_TOKENS: Final = 128
+READY_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's figures; milliseconds and tokens a second as named."""
+
+    reference_decode_tok_s: float
+    reference_first_token_ms: float
+    decode_tok_s: float
+    decode_8_tok_s: float
+    ttft_ms: list[float]
+    health_ms: list[float]
+    resident_mb: float
+
+
+def main(model: str, rounds: int = 3, requests: int = 20, as_json: bool = False) -> int:
+    """Measure `model` (a folder) in `rounds` rounds and print a table, or JSON.
+
+    Raises:
+        RuntimeError: The server did not become ready, or a request failed.
+    """
+    with _server(model) as (port, process), _reference(model) as reference:
+        results = []
+        for number in range(rounds):
+            results.append(_round(port, process, reference, number, requests))
+            print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+    rows = _rows(results)
+    if as_json:
+        print(json.dumps([{"figure": r[0], "median": r[1], "low": r[2], "high": r[3], "asked": r[4]} for r in rows]))
+    else:
+        _print(rows)
+    return 0
+
+
+def _round(port: int, server: psutil.Process, reference: _Reference, number: int, requests: int) -> Round:
+    client = _Client(port)
+    reference_decode, reference_first_ms = reference.measure()
+    one = asyncio.run(client.decode_rate(1, seed=number * 1000))
+    eight = asyncio.run(client.decode_rate(8, seed=number * 1000 + 100))
+    ttft = asyncio.run(client.first_tokens(requests, seed=number * 1000 + 200))
+    health = asyncio.run(client.health_under_load(seed=number * 1000 + 500))
+    family = [server, *server.children(recursive=True)]
+    resident = sum(process.memory_info().rss for process in family) / 1e6
+    return Round(reference_decode, reference_first_ms, one, eight, ttft, health, resident)
+
+
+def _rows(results: Sequence[Round]) -> list[tuple[str, float, float, float, str]]:
+    def row(name: str, values: Sequence[float], asked: str) -> tuple[str, float, float, float, str]:
+        return name, statistics.median(values), min(values), max(values), asked
+
+    all_ttft = [value for result in results for value in result.ttft_ms]
+    all_health = [value for result in results for value in result.health_ms]
+    return [
+        row("transformers generate, 1 stream (tokens/s)", [r.reference_decode_tok_s for r in results], ""),
+        row("transformers, picture to first token (ms)", [r.reference_first_token_ms for r in results], ""),
+        row("Beholder over HTTP, 1 stream (tokens/s)", [r.decode_tok_s for r in results], ""),
+        row("Beholder over HTTP, 8 streams together (tokens/s)", [r.decode_8_tok_s for r in results], ""),
+        row("1 stream / transformers", [r.decode_tok_s / r.reference_decode_tok_s for r in results], ">= 1.2"),
+        row("8 streams / transformers' one", [r.decode_8_tok_s / r.reference_decode_tok_s for r in results], ">= 4.5"),
+        row("TTFT, 640x480 JPEG over HTTP, p50 (ms)", [statistics.median(r.ttft_ms) for r in results], "<= 90"),
+        row("TTFT, p95 of all (ms)", [percentile(all_ttft, 95)], ""),
+        row("/health while 8 clients send pictures, p95 (ms)", [percentile(r.health_ms, 95) for r in results], "< 50"),
+        row("/health, slowest of all (ms)", [max(all_health)], ""),
+        row("resident, all processes (MB)", [r.resident_mb for r in results], "< 1500"),
+    ]
+
+
+def _print(rows: Sequence[tuple[str, float, float, float, str]]) -> None:
+    table = Table(title=f"{os.cpu_count()} cores, median (lowest to highest round)")
+    for heading in ("figure", "median", "range", "asked"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for name, median, low, high, asked in rows:
+        table.add_row(name, f"{median:.2f}", f"{low:.2f} to {high:.2f}", asked)
+    Console(width=110).print(table)
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The value below which `q` percent of `values` lie, between neighbours where needed."""
+    return float(np.percentile(np.asarray(values), q))
+
+
+def picture(seed: int, width: int = 640, height: int = 480) -> bytes:
+    """A JPEG with photo-like statistics: smooth colour fields, edges, mild noise. Every seed is another picture."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 255, (height // 80, width // 80, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.float32)
+    noisy = np.clip(smooth + rng.normal(0, 4, (height, width, 1)), 0, 255).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noisy).save(out, "JPEG", quality=88)
+    return out.getvalue()
+
+
+# ---- the client ------------------------------------------------------------------------------------------------------
+
+
+class _Client:
+    """A streaming HTTP client with next to no work of its own, so that two cores measure the server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def decode_rate(self, streams: int, seed: int) -> float:
+        """Tokens a second of all streams together, from the moment that all have begun to the end of the first."""
+        times = await asyncio.gather(*(self._stream(picture(seed + i), DECODE_TOKENS) for i in range(streams)))
+        begin, end = max(t[0] for t in times), min(t[-1] for t in times)
+        return sum(sum(begin < at <= end for at in t) for t in times) / (end - begin)
+
+    async def first_tokens(self, requests: int, seed: int) -> list[float]:
+        """TTFT in ms of requests one after the other, each with a new picture."""
+        found = []
+        for number in range(requests):
+            body = picture(seed + number)
+            started = time.perf_counter()
+            times = await self._stream(body, 2)
+            found.append((times[0] - started) * 1e3)
+        return found
+
+    async def health_under_load(self, seed: int) -> list[float]:
+        """ms of `/health` every 20 ms while 8 clients send pictures, several each."""
+
+        async def sender(index: int) -> None:
+            for number in range(6):
+                await self._stream(picture(seed + index * 10 + number), 24)
+
+        load = asyncio.gather(*(sender(index) for index in range(8)))
+        found = []
+        while not load.done():
+            started = time.perf_counter()
+            await self._get("/health")
+            found.append((time.perf_counter() - started) * 1e3)
+            await asyncio.sleep(0.02)
+        await load
+        return found
+
+    async def _get(self, path: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        if b" 200 " not in answer[:20]:
+            raise RuntimeError(f"{path} answered {answer[:200]!r}")
+
+    async def _stream(self, jpeg: bytes, max_tokens: int) -> list[float]:
+        """Arrival times of the content chunks of one streamed chat completion with a picture, one token each."""
+        url = "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": PROMPT}]
+        request = {
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": False,
+            "return_token_ids": True,
+        }
+        body = json.dumps(request).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        times: list[float] = []
+        tokens = 0
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                now = time.perf_counter()
+                event: dict[str, Any] = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(event["error"]["message"])
+                count = sum(len(choice.get("token_ids") or ()) for choice in event["choices"])
+                times += [now] * count
+                tokens += count
+            elif line.startswith(b"{"):
+                raise RuntimeError(line.decode())
+        writer.close()
+        if tokens != max_tokens:
+            raise RuntimeError(f"asked for {max_tokens} tokens, got {tokens}")
+        return times
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(model: str) -> Iterator[tuple[int, psutil.Process]]:
+    """`beholder serve` on a free port, ready; ended by SIGTERM."""
+    with tempfile.TemporaryFile("w+") as log:
+        command = [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve", "--port", "0"]
+        process = subprocess.Popen([*command, "--model", model], stderr=log, stdout=log)
+        try:
+            yield _port_when_ready(process, log), psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def _port_when_ready(process: subprocess.Popen[bytes], log: Any) -> int:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        log.seek(0)
+        for line in log.read().splitlines():
+            if "ready" in line and "http://" in line:
+                return int(line.split("http://")[1].split()[0].rsplit(":", 1)[1])
+        time.sleep(0.1)
+    log.seek(0)
+    raise RuntimeError("the server did not become ready:\n" + log.read())
+
+
+class _Reference:
+    """`server/bench_reference.py` as a process that measures one round at each line it is sent."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def measure(self) -> tuple[float, float]:
+        """(tokens/s of one stream's decode, ms from picture to first token)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("round\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the transformers reference ended; it needs the extra 'dev': pip install 'beholder[dev]'")
+        found = json.loads(line)
+        return float(found["decode_tok_s"]), float(found["first_token_ms"])
+
+
+@contextmanager
+def _reference(model: str) -> Iterator[_Reference]:
+    script = Path(__file__).with_name("bench_reference.py")
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(script), model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield _Reference(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(30)
