@@ -1,0 +1,289 @@
+"""The engine: takes requests, and in each step schedules, runs and reports. One thread calls it; nothing here waits.
+
+    submit ─▶ waiting queue ─▶ ┌ schedule() ─▶ run() ─▶ postprocess() ┐ ─▶ events for the detokenizer
+                               └──────────────── step() ──────────────┘
+
+`engine.process` puts sockets around it, offline use calls it directly. Abort and stop are flags: they are honoured
+between batches, never in the middle of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from engine.batch import Runner, SampledToken
+from engine.config import EngineConfig
+from engine.execution import Execution
+from engine.intake import Intake, Limits
+from engine.kv.cache import KVCache
+from engine.outputs import Outputs
+from engine.scheduler import Chunk, Plan, Scheduler
+from engine.sequence import LoadPixels, Sequence, State
+from engine.vision_cache import VisionCache
+from engine.vision_ids import VisionIds
+from engine.waiting import WaitingQueue
+from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.wire import Admitted, EngineRequest, EngineStats, FinishReason, OutputStart, Rejected, TokenEvents
+
+MAX_EMPTY_STEPS: Final = 16
+"""After so many steps that had work and computed nothing, the request at the head fails."""
+
+logger = logging.getLogger("beholder.engine")
+
+
+class Engine:
+    """One model serving many sequences. Invariants: see `check`.
+
+    Args:
+        config: Options, resolved.
+        runner: The loaded model.
+        clock: Seconds, monotonic; used for times in usage and for `retry_after_s`, never to decide what runs.
+    """
+
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.runner = runner
+        self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
+        self.vision = VisionCache(config.vision_cache_bytes, runner.embedding_bytes)
+        self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
+        self.scheduler = Scheduler(
+            self.kv,
+            self.vision,
+            self.waiting,
+            max_batched_tokens=config.max_batched_tokens,
+            max_running=min(config.max_running, runner.max_rows),
+        )
+        max_context = min(config.max_context or runner.max_positions, runner.max_positions)
+        self.intake = Intake(
+            Limits(max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
+        )
+        self._execution = Execution(runner, self.kv.pool, self.vision, clock)
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._flagged: dict[int, Sequence] = {}
+        self._outputs = Outputs()
+        self._next_serial = 0
+        self._num_empty_steps = 0
+        self._num_steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._sequences or self._outputs)
+
+    def submit(self, request: EngineRequest, pixels: LoadPixels) -> Admitted | Rejected:
+        """Queue a request, or say why not. `pixels` turns a picture's `Pixels` into a tensor, as often as asked until
+        the end.
+        """
+        try:
+            sequence = self._take_in(request, pixels)
+        except BeholderError as error:
+            return _rejected(request.request_id, error)
+        self._next_serial += 1
+        self._sequences[request.request_id] = sequence
+        self._prompt_tokens += sequence.num_prompt_tokens
+        self.waiting.push(sequence)
+        self._outputs.start(sequence)
+        return Admitted(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request by the next step. An unknown or finished one is ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.is_aborted = True
+            self._flagged[sequence.serial] = sequence
+
+    def stop(self, request_id: str, num_tokens: int) -> None:
+        """End a request by the next step, keeping its first `num_tokens` output tokens. An unknown or finished one is
+        ignored.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.stop_at is None:
+            sequence.stop_at = num_tokens
+            self._flagged[sequence.serial] = sequence
+
+    def reset(self) -> None:
+        """Forget every request without an event for it: whoever sent them is gone."""
+        for sequence in list(self._sequences.values()):
+            self._release(sequence, keep=True)
+        self._flagged.clear()
+        self._outputs.clear()
+
+    def step(self) -> list[OutputStart | TokenEvents]:
+        """Compute one batch and return what it gave. Empty when there is nothing to do."""
+        self._end_flagged()
+        plan = self.scheduler.schedule(self._clock())
+        if plan.stuck is not None:
+            self._fail(plan.stuck, _memory_error(plan.stuck, self.kv.pool.capacity), keep=True)
+        if plan.chunks:
+            self._num_steps += 1
+            self._compute(plan)
+        self._watch(plan)
+        if self.config.check:
+            self.check()
+        return self._outputs.take()
+
+    def stats(self) -> EngineStats:
+        """Gauges and running totals."""
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.waiting),
+            kv_slots_used=self.kv.pool.capacity - self.kv.num_available,
+            kv_slots_total=self.kv.pool.capacity,
+            num_steps=self._num_steps,
+            num_retracted=self.scheduler.num_retracted,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            prefix_queried_tokens=self.scheduler.prefix_queried_tokens,
+            prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
+            vision_queries=self.vision.num_queries,
+            vision_hits=self.vision.num_hits,
+            vision_cache_bytes=self.vision.num_bytes,
+        )
+
+    def check(self) -> None:
+        """Prove between steps that every slot, row, picture and id is owned exactly once. Raises AssertionError
+        otherwise.
+        """
+        running, waiting = self.scheduler.running, list(self.waiting)
+        live = [*running, *waiting]
+        assert {id(sequence) for sequence in live} == {id(sequence) for sequence in self._sequences.values()}
+        assert len(live) == len(self._sequences), "a sequence that both waits and runs"
+        assert all(sequence.state is State.RUNNING and sequence.hold is not None for sequence in running)
+        assert all(sequence.state is State.WAITING and sequence.hold is None for sequence in waiting)
+        assert self.waiting.num_tokens == sum(sequence.num_prompt_tokens for sequence in waiting)
+        self.kv.check([sequence.hold for sequence in running if sequence.hold is not None])
+        pictures = [(sequence, picture) for sequence in live for picture in sequence.pictures]
+        self.vision.check((picture.key, (owner.serial, picture.index)) for owner, picture in pictures if picture.held)
+        pins: dict[tuple[bytes, int], int] = {}
+        for _, picture in pictures:
+            key = (picture.digest, picture.num_tokens)
+            pins[key] = pins.get(key, 0) + 1
+        self.intake.vision_ids.check(pins)
+
+    def _take_in(self, request: EngineRequest, pixels: LoadPixels) -> Sequence:
+        if request.request_id in self._sequences:
+            raise ClientError(
+                f"A request with the id {request.request_id!r} is being served.", code="duplicate_request_id"
+            )
+        now_s = self._clock()
+        sequence = self.intake.build(request, self._next_serial, pixels, now_s)
+        if not self.waiting.has_room(sequence.num_prompt_tokens):
+            self.intake.release(sequence)
+            raise ClientError(
+                f"The queue is full: {len(self.waiting)} requests with {self.waiting.num_tokens} prompt tokens wait "
+                f"(at most {self.waiting.max_requests} and {self.waiting.max_tokens}). Try again later.",
+                status=429,
+                code="queue_full",
+                retry_after_s=self.waiting.retry_after_s(sequence.num_prompt_tokens, now_s),
+            )
+        return sequence
+
+    def _compute(self, plan: Plan) -> None:
+        """Run the plan. Requests whose picture or batch failed end with an error; the others go on."""
+        for chunk in self._execution.encode(plan):
+            self._fail(chunk.sequence, _engine_error("encoding a picture of"), keep=False)
+        chunks = [chunk for chunk in plan.chunks if chunk.sequence.state is State.RUNNING]
+        if not chunks:
+            return
+        sampled = self._execution.run(chunks)
+        if sampled is not None:
+            self._postprocess(chunks, sampled)
+            return
+        for chunk in chunks:
+            self._fail(chunk.sequence, _engine_error("computing"), keep=False)
+
+    def _postprocess(self, chunks: list[Chunk], sampled: list[SampledToken]) -> None:
+        """Take a completed batch's results into its sequences."""
+        now_s = self._clock()
+        tokens = iter(sampled)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            is_prompt = not sequence.is_decoding
+            sequence.num_computed += chunk.count
+            if is_prompt:
+                self.scheduler.commit(sequence)
+                self.scheduler.drop_passed_pictures(sequence)
+            if chunk.samples:
+                token = next(tokens)
+                if sequence.serial not in self._flagged:
+                    self._append(sequence, token, now_s)
+        self._end_flagged()
+
+    def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> None:
+        """The sequence's next output, and its end if this is the last."""
+        params = sequence.request.sampling
+        if not sequence.output_ids:
+            sequence.clock.first_token_s = now_s
+        is_stop = token.token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
+        sequence.output_ids.append(token.token_id)
+        self._generated_tokens += 1
+        if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
+            self._outputs.last_token(sequence, token, "stop" if is_stop else "length", now_s)
+            self._release(sequence, keep=True)
+        else:
+            self._outputs.token(sequence, token)
+
+    def _end_flagged(self) -> None:
+        """End what was aborted or stopped since."""
+        flagged, self._flagged = self._flagged, {}
+        for sequence in flagged.values():
+            if sequence.is_aborted:
+                self._end(sequence, "abort")
+                continue
+            assert sequence.stop_at is not None
+            del sequence.output_ids[sequence.stop_at :]
+            sequence.num_computed = min(sequence.num_computed, sequence.num_tokens)
+            self._end(sequence, "stop")
+
+    def _watch(self, plan: Plan) -> None:
+        """Fail the request at the head when steps with work compute nothing."""
+        if plan.chunks or plan.stuck is not None or not self._sequences:
+            self._num_empty_steps = 0
+            return
+        self._num_empty_steps += 1
+        if self._num_empty_steps >= MAX_EMPTY_STEPS:
+            self._num_empty_steps = 0
+            head = next(iter(self.scheduler.running), None) or next(iter(self.waiting))
+            logger.error("nothing could be scheduled in %d steps; request %s fails", MAX_EMPTY_STEPS, head.request_id)
+            error = ServiceError("The engine could not go on with this request.", status=500, code="engine_stalled")
+            self._fail(head, error, keep=False)
+
+    def _fail(self, sequence: Sequence, error: BeholderError, *, keep: bool) -> None:
+        self._end(sequence, "error", error=_rejected(sequence.request_id, error), keep=keep)
+
+    def _end(
+        self, sequence: Sequence, reason: FinishReason, *, error: Rejected | None = None, keep: bool = True
+    ) -> None:
+        self._outputs.end(sequence, reason, self._clock(), error)
+        self._release(sequence, keep=keep)
+
+    def _release(self, sequence: Sequence, *, keep: bool) -> None:
+        """Give back everything that a sequence holds."""
+        self.scheduler.release(sequence, keep=keep)
+        self.intake.release(sequence)
+        self._flagged.pop(sequence.serial, None)
+        del self._sequences[sequence.request_id]
+
+
+def _rejected(request_id: str, error: BeholderError) -> Rejected:
+    return Rejected(request_id, error.message, error.status, error.code, error.param, error.retry_after_s)
+
+
+def _engine_error(what: str) -> ServiceError:
+    return ServiceError(f"The engine failed while {what} this request.", status=500, code="engine_error")
+
+
+def _memory_error(sequence: Sequence, capacity: int) -> ServiceError:
+    return ServiceError(
+        f"The server's memory holds {capacity} tokens, and this request alone needs more: "
+        f"{sequence.num_prompt_tokens} of prompt and {len(sequence.output_ids)} of answer so far. "
+        "Ask for a shorter answer.",
+        status=500,
+        code="kv_exhausted",
+    )

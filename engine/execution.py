@@ -1,0 +1,88 @@
+"""Runs a plan: encodes its pictures, turns chunks into rows, calls the model. What the runner raises ends here.
+
+Called by `engine.core` once a step. Changes no sequence; says which chunks could not be computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from engine.batch import Row, Runner, SampledToken
+from engine.kv.pool import SlotPool
+from engine.scheduler import Chunk, Encoding, Plan
+from engine.vision_cache import VisionCache
+
+logger = logging.getLogger("beholder.engine")
+
+
+class Execution:
+    """The runner, seen from the engine."""
+
+    def __init__(self, runner: Runner, pool: SlotPool, vision: VisionCache, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._vision = vision
+        self._clock = clock
+
+    def encode(self, plan: Plan) -> list[Chunk]:
+        """Encode the pictures that the plan reads. Returns the chunks that lack theirs because that failed."""
+        if not plan.encodings:
+            return []
+        start_s = self._clock()
+        try:
+            self._fill(plan.encodings)
+        except Exception:
+            logger.exception("encoding of %d pictures failed", len(plan.encodings))
+            failed = {encoding.picture.key for encoding in plan.encodings}
+            return [
+                chunk
+                for chunk in plan.chunks
+                if any(picture.held and picture.key in failed for picture in chunk.sequence.pictures)
+            ]
+        elapsed_s = self._clock() - start_s
+        for sequence in {encoding.sequence.serial: encoding.sequence for encoding in plan.encodings}.values():
+            sequence.clock.vision_s += elapsed_s
+        return []
+
+    def run(self, chunks: list[Chunk]) -> list[SampledToken] | None:
+        """One forward; a token for each chunk that samples, in order. None when it failed."""
+        self._pool.batch_started()
+        try:
+            sampled = self._runner.step([self._row(chunk) for chunk in chunks])
+            expected = sum(chunk.samples for chunk in chunks)
+            if len(sampled) != expected:
+                raise RuntimeError(f"the runner returned {len(sampled)} tokens for {expected} rows that sample")
+        except Exception:
+            logger.exception("a batch of %d rows failed", len(chunks))
+            return None
+        finally:
+            self._pool.batch_finished()
+        return sampled
+
+    def _fill(self, encodings: list[Encoding]) -> None:
+        """Put the embeddings of pictures into their cache entries. Raises RuntimeError when their number is not as
+        promised.
+        """
+        pixels = [encoding.sequence.load_pixels(encoding.picture.pixels) for encoding in encodings]
+        for encoding, embeddings in zip(encodings, self._runner.encode(pixels), strict=True):
+            entry = self._vision.get(encoding.picture.key)
+            if embeddings.shape[0] != entry.num_tokens:
+                raise RuntimeError(f"a picture of {entry.num_tokens} tokens was encoded as {embeddings.shape[0]}")
+            entry.embeddings = embeddings
+
+    def _row(self, chunk: Chunk) -> Row:
+        sequence, start = chunk.sequence, chunk.start
+        assert sequence.hold is not None
+        sampling = sequence.sampling() if chunk.samples else None
+        first = start - len(sequence.prompt_ids)
+        if first >= 0:
+            return Row(sequence.hold.row, start, sequence.output_ids[first : first + chunk.count], sampling)
+        stop = start + chunk.count
+        vision = []
+        for picture in sequence.pictures:
+            if picture.overlaps(start, stop):
+                embeddings = self._vision.get(picture.key).embeddings
+                assert embeddings is not None
+                vision.extend(picture.rows(start, stop, embeddings))
+        return Row(sequence.hold.row, start, sequence.ids(start, stop), sampling, vision)

@@ -1,0 +1,138 @@
+"""The KV cache of all sequences: slot pool, radix tree and slot table, and each sequence's hold on them.
+
+The scheduler opens a hold at admission, lets it grow before each step, commits what finished steps computed, and closes
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.kv.pool import SlotArray, SlotPool
+from engine.kv.radix import IdArray, Node, RadixTree
+from engine.kv.table import SlotTable
+
+
+@dataclass(slots=True, eq=False)
+class KVHold:
+    """What one running sequence holds.
+
+        position   0 ──────────────────── num_committed ──────────── num_slots
+                   │ in the tree, locked    │ private: being          │
+                   │ (or a duplicate)       │ computed, or decoded    │
+
+    `duplicates`: own slots for positions that somebody else put into the tree first. The sequence goes on reading its
+    own (they are never remapped under a running batch); they are freed when it ends.
+    """
+
+    row: int
+    node: Node
+    num_committed: int
+    num_slots: int
+    duplicates: list[SlotArray] = field(default_factory=list)
+
+
+class KVCache:
+    """Invariant (`check`): free + pending + tree + private slots are all slots, each exactly once.
+
+    Args:
+        num_slots: Slots on the device, the dummy included.
+        slot_table: (rows, positions) int32, the runner's.
+        share: Whether prefixes stay in the tree for others; if not, every sequence is alone.
+    """
+
+    def __init__(self, num_slots: int, slot_table: torch.Tensor, *, share: bool = True) -> None:
+        self.pool = SlotPool(num_slots)
+        self.tree = RadixTree()
+        self.table = SlotTable(slot_table)
+        self.share = share
+        self._rows = list(range(slot_table.shape[0] - 1, -1, -1))
+
+    @property
+    def num_available(self) -> int:
+        """Slots that could be had now: free ones and those that eviction would give."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows of the slot table that no sequence has."""
+        return len(self._rows)
+
+    def cached_length(self, ids: IdArray) -> int:
+        """How many leading ids a hold opened now would find computed. The last id is always computed anew."""
+        return self.tree.match_length(ids[:-1]) if self.share else 0
+
+    def open(self, ids: IdArray) -> KVHold:
+        """Take a row and lock the longest known prefix of `ids` (never all: one token must run to give logits)."""
+        row = self._rows.pop()
+        if not self.share:
+            node, num = self.tree.root, 0
+        else:
+            match = self.tree.match(ids[:-1])
+            node, num = match.node, match.num
+            self.table.write_run(row, 0, match.slots)
+        self.tree.lock(node)
+        return KVHold(row, node, num, num)
+
+    def grow(self, hold: KVHold, count: int) -> None:
+        """Give the next `count` positions slots; evicts where needed. Raises RuntimeError beyond `num_available`."""
+        self.table.write_run(hold.row, hold.num_slots, self._allocate(count))
+        hold.num_slots += count
+
+    def grow_each(self, holds: Sequence[KVHold]) -> None:
+        """Give each hold one position more, in one write."""
+        slots = self._allocate(len(holds))
+        self.table.write_cells([hold.row for hold in holds], [hold.num_slots for hold in holds], slots)
+        for hold in holds:
+            hold.num_slots += 1
+
+    def commit(self, hold: KVHold, ids: IdArray) -> None:
+        """Put computed positions `num_committed` … into the tree; `ids` are theirs. Call only when their batch is
+        done.
+        """
+        if not self.share or not len(ids):
+            return
+        start, stop = hold.num_committed, hold.num_committed + len(ids)
+        assert stop <= hold.num_slots
+        slots = self.table.read_run(hold.row, start, stop)
+        node, present = self.tree.insert(hold.node, ids, slots)
+        if present:
+            hold.duplicates.append(slots[:present].copy())
+        self.tree.lock(node)
+        self.tree.unlock(hold.node)
+        hold.node = node
+        hold.num_committed = stop
+
+    def close(self, hold: KVHold) -> None:
+        """The sequence ends or is retracted: unlock its prefix, free what is private, give the row back."""
+        for slots in self._private(hold):
+            self.pool.free(slots)
+        self.tree.unlock(hold.node)
+        self._rows.append(hold.row)
+
+    def check(self, holds: Iterable[KVHold]) -> None:
+        """Prove the invariant for the given live holds. Raises AssertionError otherwise."""
+        holders: dict[Node, int] = {}
+        owned = [self.tree.owned()]
+        rows = list(self._rows)
+        for hold in holds:
+            holders[hold.node] = holders.get(hold.node, 0) + 1
+            owned.extend(self._private(hold))
+            rows.append(hold.row)
+            assert hold.num_committed <= hold.num_slots
+        self.tree.check(holders)
+        self.pool.check(np.concatenate(owned))
+        assert sorted(rows) == list(range(self.table.num_rows)), f"rows not owned exactly once: {sorted(rows)}"
+
+    def _private(self, hold: KVHold) -> list[SlotArray]:
+        return [*hold.duplicates, self.table.read_run(hold.row, hold.num_committed, hold.num_slots).copy()]
+
+    def _allocate(self, count: int) -> SlotArray:
+        missing = count - self.pool.num_free
+        if missing > 0:
+            self.pool.free(self.tree.evict(missing))
+        return self.pool.allocate(count)

@@ -1,0 +1,78 @@
+"""The slot pool: which KV slots are free. Page size is one token; slot 0 is the dummy for padding and never handed out.
+
+Slots freed while a batch is in flight become available only when it has completed, because that batch still reads them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+SlotArray = NDArray[np.int32]
+
+
+class SlotPool:
+    """Owns the free slots. Invariant: a slot is free, pending, or taken, and `_taken` says which.
+
+    Args:
+        num_slots: Slots on the device, the dummy included.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if num_slots < 2:
+            raise ValueError(f"a pool needs at least 2 slots (one is the dummy), got {num_slots}")
+        self.capacity = num_slots - 1
+        self.num_free = self.capacity
+        self.in_flight = False
+        self._stack: SlotArray = np.arange(num_slots - 1, 0, -1, dtype=np.int32)  # the free ones are _stack[:num_free]
+        self._taken: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
+        self._pending: list[SlotArray] = []
+
+    def allocate(self, count: int) -> SlotArray:
+        """Take `count` free slots. Raises RuntimeError when fewer are free."""
+        if count > self.num_free:
+            raise RuntimeError(f"{count} slots asked for, {self.num_free} free of {self.capacity}")
+        slots = self._stack[self.num_free - count : self.num_free].copy()
+        self.num_free -= count
+        self._taken[slots] = True
+        return slots
+
+    def free(self, slots: SlotArray) -> None:
+        """Give slots back: at once, or after the batch in flight. Raises RuntimeError for a slot that is not taken."""
+        if not len(slots):
+            return
+        if not self._taken[slots].all():
+            raise RuntimeError(f"slots freed that nobody holds: {slots[~self._taken[slots]].tolist()}")
+        self._taken[slots] = False
+        if self.in_flight:
+            self._pending.append(slots)
+        else:
+            self._push(slots)
+
+    def batch_started(self) -> None:
+        """A batch begins to read and write slots: frees wait from here on."""
+        self.in_flight = True
+
+    def batch_finished(self) -> None:
+        """The batch has completed: frees that waited take effect."""
+        self.in_flight = False
+        for slots in self._pending:
+            self._push(slots)
+        self._pending.clear()
+
+    def check(self, owned: SlotArray) -> None:
+        """Prove that free + pending + `owned` are all slots, each exactly once. Raises AssertionError otherwise."""
+        parts = [self._stack[: self.num_free], *self._pending, owned]
+        count = np.bincount(np.concatenate(parts), minlength=self.capacity + 1)
+        wrong = np.flatnonzero(count[1:] != 1) + 1
+        if len(wrong) or count[0] or len(count) != self.capacity + 1:
+            raise AssertionError(
+                f"slots not owned exactly once: {[(int(slot), int(count[slot])) for slot in wrong[:20]]}, "
+                f"dummy owned {count[0]} times"
+            )
+        if int(self._taken.sum()) != len(owned):
+            raise AssertionError(f"{int(self._taken.sum())} slots marked taken, {len(owned)} owned")
+
+    def _push(self, slots: SlotArray) -> None:
+        self._stack[self.num_free : self.num_free + len(slots)] = slots
+        self.num_free += len(slots)

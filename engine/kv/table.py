@@ -1,0 +1,44 @@
+"""The slot table: which slot holds each position of each running sequence. The scheduler writes it, attention reads
+it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.kv.pool import SlotArray
+
+
+class SlotTable:
+    """The runner's (rows, positions) int32 tensor with a view of it for the host.
+
+    On the CPU the view is the tensor's own memory; on another device it is a mirror, and each write is one copy to the
+    device.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype != torch.int32 or tensor.dim() != 2:
+            raise TypeError(f"slot_table must be (rows, positions) int32, got {tuple(tensor.shape)} {tensor.dtype}")
+        self._device: torch.Tensor | None = None if tensor.device.type == "cpu" else tensor
+        self._host: NDArray[np.int32] = tensor.numpy() if self._device is None else np.zeros(tensor.shape, np.int32)
+        self.num_rows = tensor.shape[0]
+
+    def write_run(self, row: int, start: int, slots: SlotArray) -> None:
+        """Set positions `start` … of one row."""
+        self._host[row, start : start + len(slots)] = slots
+        if self._device is not None:
+            self._device[row, start : start + len(slots)].copy_(torch.from_numpy(slots))
+
+    def write_cells(self, rows: list[int], positions: list[int], slots: SlotArray) -> None:
+        """Set one position in each of several rows."""
+        cells = np.array((rows, positions), dtype=np.int64)  # (2, count)
+        self._host[cells[0], cells[1]] = slots
+        if self._device is not None:
+            index = torch.from_numpy(cells).to(self._device.device)
+            self._device[index[0], index[1]] = torch.from_numpy(slots).to(self._device.device)
+
+    def read_run(self, row: int, start: int, stop: int) -> SlotArray:
+        """Slots of positions `start` … `stop - 1` of one row; a view that later writes change."""
+        return self._host[row, start:stop]

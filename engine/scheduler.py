@@ -1,0 +1,262 @@
+"""The scheduler: chooses, within one token budget, what every step computes.
+
+Running sequences come first (one token each), then prompts in chunks, then whoever waits. Called by `engine.core`,
+which runs the plan and reports back with `commit`, `release` and `retract`. Knows nothing of results, clients or
+devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.kv.cache import KVCache
+from engine.kv.radix import shared_length
+from engine.sequence import Picture, Sequence, State
+from engine.vision_cache import VisionCache
+from engine.waiting import OVERDUE_AFTER, WaitingQueue
+
+MIN_SHARED: Final = 16
+"""A request waits for another that is computing at least so many tokens more of its prefix than are cached."""
+PICTURES_BESIDE_DECODE: Final = 1
+"""Pictures encoded in one step while sequences decode, so that their streams do not stutter."""
+MAX_EXPECTED_OUTPUT: Final = 4096
+"""Answers are expected to be no longer than this, whatever `max_tokens` allows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """`count` tokens of a sequence from position `start`; `samples`: they reach its end, so a token follows."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """A picture to encode before the step, for the sequence that asked first; others may share it."""
+
+    sequence: Sequence
+    picture: Picture
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """One step. `budget` and `encoder_room` are what is left. `stuck` cannot go on: alone, and memory is full."""
+
+    budget: int
+    encoder_room: int = sys.maxsize
+    chunks: list[Chunk] = field(default_factory=list)
+    encodings: list[Encoding] = field(default_factory=list)
+    stuck: Sequence | None = None
+    has_retracted: bool = False
+
+
+class Growth:
+    """Which part of `max_tokens` answers are expected to use. Falls step by step; a retraction raises it."""
+
+    def __init__(self) -> None:
+        self.ratio = 0.7
+
+    def stepped(self) -> None:
+        """A step went by."""
+        self.ratio = max(self.ratio - 0.001, 0.1)
+
+    def retracted(self) -> None:
+        """Memory ran out: expect more."""
+        self.ratio = min(self.ratio + 0.2, 1.0)
+
+    def expected(self, sequence: Sequence) -> float:
+        """Slots that the sequence will still ask for."""
+        remaining_output = min(sequence.max_tokens - len(sequence.output_ids), MAX_EXPECTED_OUTPUT)
+        return sequence.num_tokens - sequence.num_computed + remaining_output * self.ratio
+
+
+class Scheduler:
+    """Owns who waits and who runs, in order of admission. Invariant: a sequence has a KV hold exactly while it runs."""
+
+    def __init__(
+        self, kv: KVCache, vision: VisionCache, waiting: WaitingQueue, *, max_batched_tokens: int, max_running: int
+    ) -> None:
+        self.kv = kv
+        self.vision = vision
+        self.waiting = waiting
+        self.running: list[Sequence] = []
+        self.max_batched_tokens = max_batched_tokens
+        self.max_running = min(max_running, max_batched_tokens)  # so that decoding never starves a prompt in the budget
+        self.num_retracted = 0
+        self.prefix_queried_tokens = 0
+        self.prefix_hit_tokens = 0
+        self._growth = Growth()
+
+    def schedule(self, now_s: float) -> Plan:
+        """Choose the next step: give its tokens slots, and hold the pictures that it reads."""
+        plan = Plan(budget=self.max_batched_tokens)
+        self._decode(plan)
+        self._continue_prompts(plan)
+        self._admit_waiting(plan, now_s)
+        while not plan.chunks and len(self.running) > 1:  # nobody can go on: prompts fill the memory
+            self._retract_cheapest(plan)
+            self._continue_prompts(plan)
+        if not plan.chunks and self.running and not self.kv.num_available:
+            plan.stuck = self.running[0]
+        self._growth.stepped()
+        return plan
+
+    def commit(self, sequence: Sequence) -> None:
+        """Let others use what a finished step computed of this sequence."""
+        hold = sequence.hold
+        assert hold is not None
+        self.kv.commit(hold, sequence.keys(hold.num_committed, sequence.num_computed))
+
+    def drop_passed_pictures(self, sequence: Sequence) -> None:
+        """Give up the embeddings that prefill has passed."""
+        for picture in sequence.pictures:
+            if picture.held and picture.stop <= sequence.num_computed:
+                self._drop(sequence, picture)
+
+    def release(self, sequence: Sequence, *, keep: bool) -> None:
+        """The sequence ends. `keep`: what it computed stays for others."""
+        if sequence.state is State.RUNNING:
+            self._leave(sequence, keep=keep)
+        else:
+            self.waiting.remove(sequence)
+        sequence.state = State.FINISHED
+
+    def retract(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the queue. What it computed stays in the tree while there is room."""
+        self._leave(sequence, keep=True)
+        sequence.state = State.WAITING
+        sequence.num_computed = 0
+        sequence.num_retracted += 1
+        self.num_retracted += 1
+        self._growth.retracted()
+        self.waiting.push(sequence)
+
+    def _decode(self, plan: Plan) -> None:
+        """One token for each sequence whose prompt is done; retracts the cheapest where slots run out."""
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        while self.kv.num_available < len(decoding):
+            if len(self.running) == 1:
+                return
+            self._retract_cheapest(plan)
+            decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        if not decoding:
+            return
+        self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None])
+        plan.chunks.extend(Chunk(sequence, sequence.num_computed, 1, True) for sequence in decoding)
+        plan.budget -= len(decoding)
+        plan.encoder_room = PICTURES_BESIDE_DECODE
+
+    def _continue_prompts(self, plan: Plan) -> None:
+        """A chunk for each running sequence whose prompt is not done, oldest first."""
+        for sequence in self.running:
+            if plan.budget and not sequence.is_decoding:
+                self._add_chunk(plan, sequence)
+
+    def _admit_waiting(self, plan: Plan, now_s: float) -> None:
+        """Let sequences in, best first, until budget, rows or memory end. Nobody passes one that lacks only memory."""
+        if not len(self.waiting) or not plan.budget or len(self.running) >= self.max_running or plan.has_retracted:
+            return
+        for sequence in self.waiting.candidates(self._cached_length):
+            if not plan.budget or len(self.running) >= self.max_running:
+                return
+            if self._is_being_computed(sequence):
+                continue
+            if not self._enter(sequence, now_s):
+                return
+            self._add_chunk(plan, sequence)
+
+    def _enter(self, sequence: Sequence, now_s: float) -> bool:
+        """Admit a sequence if its expected growth fits beside that of the running ones. Alone it may always try."""
+        hold = self.kv.open(sequence.keys(0, sequence.num_tokens))
+        sequence.num_computed = hold.num_slots
+        expected = sum(self._growth.expected(other) for other in self.running) + self._growth.expected(sequence)
+        if self.running and expected > self.kv.num_available:
+            self.kv.close(hold)
+            sequence.num_computed = 0
+            return False
+        self.waiting.admit(sequence, now_s)
+        sequence.hold = hold
+        sequence.state = State.RUNNING
+        self.running.append(sequence)
+        if sequence.num_cached is None:
+            sequence.num_cached = hold.num_slots
+            sequence.clock.admitted_s = now_s
+            self.prefix_queried_tokens += sequence.num_prompt_tokens
+            self.prefix_hit_tokens += hold.num_slots
+        return True
+
+    def _add_chunk(self, plan: Plan, sequence: Sequence) -> None:
+        """As much of the sequence as budget, slots and pictures allow; perhaps nothing."""
+        start = sequence.num_computed
+        count = min(plan.budget, sequence.num_tokens - start, self.kv.num_available)
+        for picture in sequence.pictures:
+            if picture.overlaps(start, start + count) and not self._hold(plan, sequence, picture):
+                count = picture.first_position(start) - start
+                break
+        if not count:
+            return
+        assert sequence.hold is not None
+        self.kv.grow(sequence.hold, count)
+        plan.chunks.append(Chunk(sequence, start, count, start + count == sequence.num_tokens))
+        plan.budget -= count
+
+    def _hold(self, plan: Plan, sequence: Sequence, picture: Picture) -> bool:
+        """Make sure that the step can read the picture's embeddings. False: not in this step."""
+        if picture.held:
+            return True
+        must_encode = not self.vision.contains(picture.key)
+        if must_encode and not plan.encoder_room:
+            return False
+        if self.vision.hold(picture.key, picture.num_tokens, (sequence.serial, picture.index)) is None:
+            return False
+        picture.held = True
+        if must_encode:
+            plan.encodings.append(Encoding(sequence, picture))
+            plan.encoder_room -= 1
+        return True
+
+    def _is_being_computed(self, sequence: Sequence) -> bool:
+        """Whether a running prompt will soon have cached much more of this one's prefix than is cached now."""
+        if not self.kv.share or sequence.num_retracted or sequence.num_overtaken >= OVERDUE_AFTER:
+            return False
+        wanted = sequence.prompt_keys[:-1]
+        for other in self.running:
+            if other.num_computed < len(other.prompt_keys):
+                shared = shared_length(other.prompt_keys, wanted)
+                if shared > other.num_computed and shared - self._cached_length(sequence) >= MIN_SHARED:
+                    return True
+        return False
+
+    def _cached_length(self, sequence: Sequence) -> int:
+        version = self.kv.tree.version
+        if sequence.cached_version != version:
+            sequence.cached_version = version
+            sequence.cached_length = self.kv.cached_length(sequence.keys(0, sequence.num_tokens))
+        return sequence.cached_length
+
+    def _retract_cheapest(self, plan: Plan) -> None:
+        """Of the lowest class the sequence with the least work to lose, the youngest of several: the largest always
+        goes on.
+        """
+        self.retract(min(self.running, key=lambda other: (other.request.priority, other.num_computed, -other.serial)))
+        plan.has_retracted = True
+
+    def _leave(self, sequence: Sequence, *, keep: bool) -> None:
+        assert sequence.hold is not None
+        if keep:
+            self.commit(sequence)
+        self.kv.close(sequence.hold)
+        sequence.hold = None
+        for picture in sequence.pictures:
+            if picture.held:
+                self._drop(sequence, picture)
+        self.running.remove(sequence)
+
+    def _drop(self, sequence: Sequence, picture: Picture) -> None:
+        picture.held = False
+        self.vision.drop(picture.key, (sequence.serial, picture.index))
