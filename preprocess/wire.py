@@ -158,6 +158,8 @@ class TextOptions(msgspec.Struct, frozen=True):
     stop: list[str] = msgspec.field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    min_tokens: int = 0
+    """A stop string that ends before this many output tokens is ordinary text."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, tag="request"):

@@ -1,0 +1,71 @@
+"""One file a model family. This one says what a family is and finds it by `model_type` of `config.json`.
+
+A new family is a new file here and a line in `_FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from preprocess.families.idefics3 import Idefics3
+from preprocess.model_folder import ModelFolder, bad_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from PIL import Image
+
+    from preprocess.families.layout import Normalisation, PictureLayout
+    from preprocess.wire import Detail
+
+
+class Family(Protocol):
+    """How one model family wants its pictures. Knows sizes and spellings; nothing of decoding or tokenising.
+
+    Attributes:
+        name: `model_type` of the folder.
+        image_token_id: Placeholder id that vision tokens replace.
+        normalisation: What the encoder does to uint8 pixels on its device.
+        max_pixel_bytes: Bound of `PictureLayout.num_bytes` for any picture.
+    """
+
+    name: str
+    image_token_id: int
+    normalisation: Normalisation
+    max_pixel_bytes: int
+
+    def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
+        """How a picture of this size (upright) is resized and cut."""
+        ...
+
+    def draft_size(self, layout: PictureLayout) -> tuple[int, int]:
+        """(width, height) below which a reduced-scale decode must not go."""
+        ...
+
+    def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+        """Resize an upright RGB picture, and cut it, into `out` (tiles, height, width, 3)."""
+        ...
+
+    def placeholder(self, layout: PictureLayout) -> str:
+        """The text that stands for the picture in a prompt, special tokens spelled out."""
+        ...
+
+    def protected_tokens(self) -> list[str]:
+        """Spellings that only `placeholder` may bring into a prompt, besides the tokenizer's own special tokens."""
+        ...
+
+
+_FAMILIES: Final[dict[str, Callable[[ModelFolder], Family]]] = {
+    "idefics3": Idefics3,
+    "smolvlm": Idefics3,
+}
+
+
+def load_family(folder: ModelFolder) -> Family:
+    """The family of a model folder. Raises `ServiceError` for one that is not known."""
+    make = _FAMILIES.get(folder.model_type)
+    if make is None:
+        known = ", ".join(sorted(_FAMILIES))
+        raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}")
+    return make(folder)

@@ -1,0 +1,203 @@
+"""Idefics3 and SmolVLM: square tiles, optionally a grid of them before the whole picture.
+
+Sizes, cuts and placeholder strings follow the reference processors of transformers (`Idefics3ImageProcessorPil`,
+`Idefics3Processor` and their SmolVLM twins) to the last rounding: every step of resizing there ends in uint8, so it
+does here. No attention mask travels with the pixels: the reference pads tiles only up to the largest of a batch, and
+all our tiles have one size (a picture is squashed to a square, or cut from a multiple of the tile), so its mask is
+always full.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from PIL import Image
+
+from preprocess.families.layout import Normalisation, PictureLayout
+from preprocess.model_folder import ModelFolder, bad_folder
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preprocess.wire import Detail
+
+_MAX_RESIZED_SIDE: Final = 4096
+"""The reference never resizes to more than this."""
+
+_DEFAULT_LONGEST_EDGE: Final = 4 * 364
+_DEFAULT_TILE: Final = 364
+
+
+class Idefics3:
+    """See `Family`."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        settings = folder.image_processor_config
+        self.name = folder.model_type
+        self.image_token_id = _image_token_id(folder)
+        self.normalisation = _normalisation(settings)
+        self._splits_by_default = bool(settings.get("do_image_splitting", True))
+        self._resample = Image.Resampling(settings.get("resample", Image.Resampling.LANCZOS))
+        self._longest_edge, self._fixed_size = _size(settings, folder)
+        self._tile = _edge(settings.get("max_image_size", _DEFAULT_TILE), folder)
+        self._tokens_per_tile = _tokens_per_tile(folder, self._tile)
+        names = folder.named_tokens
+        self._image = names.get("image_token", "<image>")
+        self._fake = names.get("fake_image_token", "<fake_token_around_image>")
+        self._global = names.get("global_image_token", "<global-img>")
+        self.max_pixel_bytes = self._max_tiles() * self._tile * self._tile * 3
+
+    def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
+        """See `Family.layout`. ``high`` cuts into tiles, ``low`` does not, ``auto`` is the folder's own choice."""
+        steps: list[tuple[int, int]] = []
+        if self._fixed_size is not None:
+            width, height = self._fixed_size
+            steps.append((width, height))
+        elif self._longest_edge is not None:
+            width, height = _fit_longest_edge(width, height, self._longest_edge)
+            steps.append((width, height))
+        rows = columns = 0
+        if detail == "high" or (detail == "auto" and self._splits_by_default):
+            width, height = _round_up_to_tiles(width, height, self._tile)
+            steps.append((width, height))
+            if width > self._tile or height > self._tile:
+                rows, columns = height // self._tile, width // self._tile
+        else:
+            steps.append((self._tile, self._tile))
+        return PictureLayout(tuple(steps), rows, columns, self._tile, self._tile, self._tokens_per_tile)
+
+    def draft_size(self, layout: PictureLayout) -> tuple[int, int]:
+        """See `Family.draft_size`: what the first resize makes."""
+        return layout.steps[0]
+
+    def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+        """See `Family.fill`."""
+        for step in layout.steps:
+            image = image.resize(step, self._resample)
+        if layout.num_tiles > 1:
+            height, width = layout.tile_height, layout.tile_width
+            pixels = np.asarray(image).reshape(layout.rows, height, layout.columns, width, 3)
+            grid = out[:-1].reshape(layout.rows, layout.columns, height, width, 3)
+            grid[...] = pixels.transpose(0, 2, 1, 3, 4)
+            image = image.resize((width, height), self._resample)
+        out[-1] = np.asarray(image)
+
+    def placeholder(self, layout: PictureLayout) -> str:
+        """See `Family.placeholder`."""
+        tile = self._image * layout.tokens_per_tile
+        whole = f"{self._fake}{self._global}{tile}{self._fake}"
+        if layout.num_tiles == 1:
+            return whole
+        grid = (
+            "".join(f"{self._fake}<row_{row}_col_{column}>{tile}" for column in range(1, layout.columns + 1)) + "\n"
+            for row in range(1, layout.rows + 1)
+        )
+        return "".join(grid) + "\n" + whole
+
+    def protected_tokens(self) -> list[str]:
+        """See `Family.protected_tokens`."""
+        side = math.ceil(_MAX_RESIZED_SIDE / self._tile)
+        cells = [f"<row_{row}_col_{column}>" for row in range(1, side + 1) for column in range(1, side + 1)]
+        return [self._image, self._fake, self._global, *cells]
+
+    def _max_tiles(self) -> int:
+        """Of any picture with ``detail: high``, which every client may ask for."""
+        if self._fixed_size is not None:
+            width, height = self._fixed_size
+        elif self._longest_edge is not None:
+            width = height = min(self._longest_edge + 1, _MAX_RESIZED_SIDE)
+        else:
+            width = height = _MAX_RESIZED_SIDE
+        return math.ceil(width / self._tile) * math.ceil(height / self._tile) + 1
+
+
+# ---- the reference's arithmetic, in its own order: float rounding decides sizes --------------------------------------
+
+
+def _fit_longest_edge(width: int, height: int, longest_edge: int) -> tuple[int, int]:
+    """The picture's longest side becomes `longest_edge`, the other one even, and none above 4,096."""
+    aspect = width / height
+    if width >= height:
+        width, height = longest_edge, _even(int(longest_edge / aspect))
+    else:
+        width, height = _even(int(longest_edge * aspect)), longest_edge
+    width, height = max(width, 1), max(height, 1)
+    aspect = width / height
+    if width >= height and width > _MAX_RESIZED_SIDE:
+        width, height = _MAX_RESIZED_SIDE, int(_MAX_RESIZED_SIDE / aspect)
+    elif height > width and height > _MAX_RESIZED_SIDE:
+        width, height = int(_MAX_RESIZED_SIDE * aspect), _MAX_RESIZED_SIDE
+    return max(width, 1), max(height, 1)
+
+
+def _round_up_to_tiles(width: int, height: int, tile: int) -> tuple[int, int]:
+    """Both sides become multiples of `tile`, the longer one first; at least one tile."""
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        height = math.ceil(int(width / aspect) / tile) * tile
+    else:
+        height = math.ceil(height / tile) * tile
+        width = math.ceil(int(height * aspect) / tile) * tile
+    return max(width, tile), max(height, tile)
+
+
+def _even(side: int) -> int:
+    return side + side % 2
+
+
+# ---- the folder's settings -------------------------------------------------------------------------------------------
+
+
+def _edge(value: Any, folder: ModelFolder) -> int:
+    edge = value.get("longest_edge") if isinstance(value, dict) else value
+    if not isinstance(edge, int) or edge < 1:
+        raise bad_folder(folder.path, f"the image processor's max_image_size {value!r} has no longest_edge")
+    return edge
+
+
+def _size(settings: dict[str, Any], folder: ModelFolder) -> tuple[int | None, tuple[int, int] | None]:
+    """(longest edge, None), (None, (width, height)), or neither where `do_resize` is off."""
+    if not settings.get("do_resize", True):
+        return None, None
+    size = settings.get("size", _DEFAULT_LONGEST_EDGE)
+    if isinstance(size, dict) and size.get("height") and size.get("width") and not size.get("longest_edge"):
+        return None, (int(size["width"]), int(size["height"]))
+    return _edge(size, folder), None
+
+
+def _normalisation(settings: dict[str, Any]) -> Normalisation:
+    scale = float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0
+    if not settings.get("do_normalize", True):
+        return Normalisation(scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Normalisation(scale, _by_channel(settings.get("image_mean")), _by_channel(settings.get("image_std")))
+
+
+def _by_channel(value: Any) -> tuple[float, float, float]:
+    if value is None:
+        value = 0.5
+    red, green, blue = value if isinstance(value, list) else (value, value, value)
+    return float(red), float(green), float(blue)
+
+
+def _image_token_id(folder: ModelFolder) -> int:
+    token_id = folder.config.get("image_token_id")
+    if not isinstance(token_id, int):
+        raise bad_folder(folder.path, "config.json has no image_token_id")
+    return token_id
+
+
+def _tokens_per_tile(folder: ModelFolder, tile: int) -> int:
+    """What the model makes of a tile; the processor's `image_seq_len` must agree, or prompt and pixels would not."""
+    vision = folder.config.get("vision_config") or {}
+    patch, scale = vision.get("patch_size", 32), folder.config.get("scale_factor", 2)
+    per_tile: int = (tile // patch) ** 2 // scale**2
+    declared = folder.processor_config.get("image_seq_len", per_tile)
+    if declared != per_tile:
+        raise bad_folder(
+            folder.path,
+            f"processor_config.json says image_seq_len {declared}, but a tile of {tile} pixels gives {per_tile} tokens",
+        )
+    return per_tile

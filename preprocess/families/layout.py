@@ -1,0 +1,50 @@
+"""How a picture is cut into tiles, and what the device does to its pixels: plain values that families fill in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """Pixels become ``(pixel * scale - mean) / std`` by channel (red, green, blue)."""
+
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    """Where a picture's pixels go: it is resized through `steps` (width, height), then cut.
+
+    `rows` × `columns` tiles of the last step and one of the whole picture follow; 0 × 0 is the whole picture alone.
+    Every tile is `tile_height` × `tile_width` and stands for `tokens_per_tile` vision tokens.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    rows: int
+    columns: int
+    tile_height: int
+    tile_width: int
+    tokens_per_tile: int
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles, the whole picture's among them."""
+        return self.rows * self.columns + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Vision tokens."""
+        return self.num_tiles * self.tokens_per_tile
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the pixels: (tiles, height, width, 3)."""
+        return (self.num_tiles, self.tile_height, self.tile_width, 3)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pixels, uint8."""
+        return self.num_tiles * self.tile_height * self.tile_width * 3

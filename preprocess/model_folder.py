@@ -1,0 +1,140 @@
+"""Reads the small files of a Hugging Face model folder: configs, chat template, special tokens. No weights, no torch.
+
+Old and new spellings are made one here, so that nobody else looks into these files.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from preprocess.errors import ServiceError
+
+JsonObject = dict[str, Any]
+
+_TOKEN_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ModelFolder:
+    """A model folder on disk. Missing optional files read as empty; broken ones raise `ServiceError`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.json").is_file():
+            raise bad_folder(self.path, "there is no config.json in it")
+
+    @cached_property
+    def config(self) -> JsonObject:
+        """`config.json`."""
+        return self._read("config.json")
+
+    @property
+    def text_config(self) -> JsonObject:
+        """The language model's part of `config.json`, which is the whole of it in text-only folders."""
+        text = self.config.get("text_config")
+        return text if isinstance(text, dict) else self.config
+
+    @property
+    def model_type(self) -> str:
+        """The family's name, such as ``"smolvlm"``."""
+        return str(self.config.get("model_type", ""))
+
+    @cached_property
+    def generation_config(self) -> JsonObject:
+        """`generation_config.json`, or nothing."""
+        return self._read("generation_config.json", optional=True)
+
+    @cached_property
+    def processor_config(self) -> JsonObject:
+        """`processor_config.json`, or nothing."""
+        return self._read("processor_config.json", optional=True)
+
+    @cached_property
+    def image_processor_config(self) -> JsonObject:
+        """The image processor's settings: in `processor_config.json` (new) or `preprocessor_config.json` (old)."""
+        nested = self.processor_config.get("image_processor")
+        return nested if isinstance(nested, dict) else self._read("preprocessor_config.json", optional=True)
+
+    @cached_property
+    def tokenizer_config(self) -> JsonObject:
+        """`tokenizer_config.json`, or nothing."""
+        return self._read("tokenizer_config.json", optional=True)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """`tokenizer.json`, which every supported folder has."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file():
+            raise bad_folder(self.path, "there is no tokenizer.json in it")
+        return path
+
+    @cached_property
+    def named_tokens(self) -> dict[str, str]:
+        """Special tokens by role, such as ``"bos_token"``, as chat templates may name them."""
+        tokens: dict[str, str] = {}
+        for source in (self._read("special_tokens_map.json", optional=True), self.tokenizer_config):
+            extra = source.get("extra_special_tokens")
+            model_specific = source.get("model_specific_special_tokens")
+            for names in (source, extra, model_specific):
+                if not isinstance(names, dict):
+                    continue
+                for role, value in names.items():
+                    content = value.get("content") if isinstance(value, dict) else value
+                    is_token = role in _TOKEN_ROLES or names is not source or role.endswith("image_token")
+                    if is_token and isinstance(content, str):
+                        tokens[role] = content
+        return tokens
+
+    @cached_property
+    def chat_template(self) -> str:
+        """The jinja source of the chat template.
+
+        Looked for in `chat_template.jinja`, `chat_template.json` and `tokenizer_config.json`, in this order; of several
+        named templates the one named ``default``.
+        """
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        for source in (
+            self._read("chat_template.json", optional=True),
+            self.processor_config,
+            self.tokenizer_config,
+        ):
+            template = source.get("chat_template")
+            if isinstance(template, list):
+                template = {str(entry.get("name")): entry.get("template") for entry in template}
+            if isinstance(template, dict):
+                template = template.get("default")
+            if isinstance(template, str):
+                return template
+        raise bad_folder(self.path, "it has no chat template (chat_template.jinja, or one in tokenizer_config.json)")
+
+    @cached_property
+    def eos_ids(self) -> list[int]:
+        """Every id that ends an answer, by `generation_config.json` and `config.json`; not the tokenizer's own."""
+        ids: list[int] = []
+        for source in (self.generation_config, self.config, self.text_config):
+            value = source.get("eos_token_id")
+            for token_id in value if isinstance(value, list) else [value]:
+                if isinstance(token_id, int) and token_id not in ids:
+                    ids.append(token_id)
+        return ids
+
+    def _read(self, name: str, *, optional: bool = False) -> JsonObject:
+        path = self.path / name
+        if optional and not path.is_file():
+            return {}
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise bad_folder(self.path, f"{name} cannot be read as JSON") from error
+        if not isinstance(value, dict):
+            raise bad_folder(self.path, f"{name} is not a JSON object")
+        return value
+
+
+def bad_folder(path: Path, what: str) -> ServiceError:
+    """The error for a model folder that cannot be used; it ends the start, never a request."""
+    return ServiceError(f"cannot use the model folder {path}: {what}", code="bad_model_folder")

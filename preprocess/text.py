@@ -1,0 +1,286 @@
+"""Chat messages → token ids, with placeholders where the pictures stand.
+
+The ids of ordinary text are those of the reference (its chat template and tokenizer). But nothing that a client writes
+can become a control token: while the template runs, the characters that special tokens begin and end with are replaced
+in the client's text by private ones, so a special token found in the rendered prompt can only be the template's or a
+picture's. The pieces between those are encoded with special tokens switched off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from tokenizers import AddedToken, Tokenizer
+
+from preprocess.chat_template import ChatTemplate, Part, Turn
+from preprocess.errors import ClientError, ServiceError
+from preprocess.families import Family
+from preprocess.model_folder import ModelFolder, bad_folder
+from preprocess.wire import ImagePart, Message, TextPart
+
+Span = tuple[int, int]
+
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_LAST_PRIVATE: Final = 0x10FFFD
+"""Stand-ins are taken downwards from here, skipping what the client used itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """A prompt as ids. `spans[i]` are the (start, length) runs of placeholder ids of the i-th picture."""
+
+    ids: list[int]
+    spans: list[list[Span]]
+
+
+class PromptEncoder:
+    """Holds the tokenizer and the chat template of a model folder."""
+
+    def __init__(self, folder: ModelFolder, family: Family) -> None:
+        self._tokenizer = load_tokenizer(folder)
+        self._tokenizer.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._image_id = family.image_token_id
+        if self._image_id not in added:
+            raise bad_folder(folder.path, f"the tokenizer has no added token {self._image_id} (image_token_id)")
+        self._image = added[self._image_id].content
+        guarded = {self._image, *family.protected_tokens()}
+        self._special = {
+            token.content: (token_id, token)
+            for token_id, token in added.items()
+            if token.special or token.content in guarded
+        }
+        self._special_ids = frozenset(token_id for token_id, _ in self._special.values())
+        self._find_special = _any_of(self._special)
+        plain_spelled = [token.content for _, token in self._special.values() if not token.special]
+        self._find_matched_anyway = _any_of(plain_spelled) if plain_spelled else None
+        self._template = ChatTemplate(folder.chat_template, folder.named_tokens)
+        self._edges = sorted({edge for spelling in self._special for edge in (spelling[0], spelling[-1])})
+        harmless = [literal for literal in self._template.literals if self._is_harmless(literal)]
+        self._find_harmless = re.compile(f"({_any_of(harmless).pattern})") if harmless else None
+        self._bos = folder.named_tokens.get("bos_token")
+        self._prefix, self._suffix = self._added_around()
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer knows."""
+        return self._tokenizer.get_vocab_size()
+
+    def token_id(self, spelling: str) -> int | None:
+        """The id of a token by its spelling."""
+        token_id: int | None = self._tokenizer.token_to_id(spelling)
+        return token_id
+
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """No fewer tokens than this can come out: a cheap bound, to refuse a flood of text before working on it."""
+        return sum(len(text) for text in _texts(messages)) // self._longest_token
+
+    def encode(self, messages: Sequence[Message], placeholders: Sequence[str], num_tokens: Sequence[int]) -> PromptIds:
+        """Token ids of a chat.
+
+        Args:
+            messages: The turns.
+            placeholders: For each picture in order, the text that stands for it (`Family.placeholder`).
+            num_tokens: For each picture, how many placeholder ids that gives.
+
+        Raises:
+            ClientError: The turns make no chat.
+        """
+        stand_ins = self._stand_ins(messages)
+        rendered = self._template.render(self._turns(messages, stand_ins))
+        prompt = self._place_pictures(rendered, placeholders)
+        ids = list(self._encode_prompt(prompt, {ord(private): edge for edge, private in stand_ins.items()}))
+        if self._bos is None or not prompt.startswith(self._bos):
+            ids = [*self._prefix, *ids, *self._suffix]
+        return PromptIds(ids, _spans(ids, self._image_id, num_tokens))
+
+    # ---- before rendering: the client's text is made harmless -----------------------------------------------------
+
+    def _stand_ins(self, messages: Sequence[Message]) -> dict[str, str]:
+        """Edge character of special tokens → a private character that occurs nowhere in the client's text."""
+        used: set[str] = set()
+        for text in _texts(messages):
+            used.update(text)
+        free = (chr(_LAST_PRIVATE - step) for step in count() if chr(_LAST_PRIVATE - step) not in used)
+        return dict(zip(self._edges, free, strict=False))
+
+    def _turns(self, messages: Sequence[Message], stand_ins: dict[str, str]) -> list[Turn]:
+        if not messages:
+            raise ClientError("messages is empty; send at least one", code="messages_empty", param="messages")
+        table = str.maketrans(stand_ins)
+        turns: list[Turn] = []
+        for index, message in enumerate(messages):
+            role = _ROLES.get(message.role)
+            if role is None:
+                raise ClientError(
+                    f"unknown role {message.role!r}; known are {', '.join(_ROLES)}",
+                    code="unknown_role",
+                    param=f"messages[{index}].role",
+                )
+            if not message.content:
+                raise ClientError(
+                    "the message has no content; send text or a picture",
+                    code="messages_empty",
+                    param=f"messages[{index}].content",
+                )
+            parts = [self._part(part, table) for part in message.content]
+            if self._template.takes_parts:
+                turns.append({"role": role, "content": parts})
+            else:
+                turns.append({"role": role, "content": "".join(part.get("text", self._image) for part in parts)})
+        return turns
+
+    def _part(self, part: TextPart | ImagePart, table: dict[int, str]) -> Part:
+        if isinstance(part, ImagePart):
+            return {"type": "image"}
+        text = _valid_unicode(part.text)
+        if self._find_harmless is None:
+            return {"type": "text", "text": text.translate(table)}
+        pieces = self._find_harmless.split(text)
+        return {
+            "type": "text",
+            "text": "".join(piece if odd else piece.translate(table) for odd, piece in _alternate(pieces)),
+        }
+
+    def _is_harmless(self, literal: str) -> bool:
+        """Whether a text that a template looks for, such as ``</think>``, may stay as it is in the client's text."""
+        return any(edge in literal for edge in self._edges) and not any(
+            special in literal or literal in special for special in self._special
+        )
+
+    # ---- after rendering -------------------------------------------------------------------------------------------
+
+    def _place_pictures(self, rendered: str, placeholders: Sequence[str]) -> str:
+        pieces = rendered.split(self._image)
+        if len(pieces) - 1 != len(placeholders):
+            raise ClientError(
+                f"the model's chat template shows {len(pieces) - 1} of {len(placeholders)} pictures; "
+                "it takes none in some of these turns, move the pictures into a user message",
+                code="picture_not_placed",
+                param="messages",
+            )
+        prompt = [pieces[0]]
+        for placeholder, piece in zip(placeholders, pieces[1:], strict=True):
+            prompt += (placeholder, piece)
+        return "".join(prompt)
+
+    def _encode_prompt(self, prompt: str, restore: dict[int, str]) -> Iterator[int]:
+        position = 0
+        strip_next = False
+        for match in self._find_special.finditer(prompt):
+            token_id, token = self._special[match.group()]
+            yield from self._encode_plain(_between(prompt[position : match.start()], strip_next, token), restore)
+            yield token_id
+            position, strip_next = match.end(), token.rstrip
+        yield from self._encode_plain(_between(prompt[position:], strip_next, None), restore)
+
+    def _encode_plain(self, text: str, restore: dict[int, str]) -> Iterator[int]:
+        """Text without control tokens. What spells one here was the client's."""
+        text = text.translate(restore)
+        if not text:
+            return
+        position = 0
+        if self._find_matched_anyway is not None:  # tokens not marked special are found even in plain text: cut them
+            for match in self._find_matched_anyway.finditer(text):
+                yield from self._encode_piece(text[position : match.start() + 1])
+                position = match.start() + 1
+        yield from self._encode_piece(text[position:])
+
+    def _encode_piece(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._special_ids.isdisjoint(ids):  # a normaliser or merge made one after all: one character at a time
+            ids = [i for char in text for i in self._tokenizer.encode(char, add_special_tokens=False).ids]
+            if not self._special_ids.isdisjoint(ids):
+                raise ClientError("the text holds a control character of this model", code="text_refused")
+        return ids
+
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer itself puts before and after every text."""
+        bare = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        return [], []
+
+
+def load_tokenizer(folder: ModelFolder) -> Tokenizer:
+    """The folder's tokenizer, without truncation or padding."""
+    try:
+        tokenizer = Tokenizer.from_file(str(folder.tokenizer_path))
+    except ServiceError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise bad_folder(folder.path, "tokenizer.json cannot be read") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _any_of(spellings: Sequence[str] | dict[str, tuple[int, AddedToken]]) -> re.Pattern[str]:
+    """Leftmost, then longest, as the tokenizer matches."""
+    return re.compile("|".join(re.escape(spelling) for spelling in sorted(spellings, key=len, reverse=True)))
+
+
+def _between(text: str, strip_start: bool, token: AddedToken | None) -> str:
+    """Text between two special tokens, some of which swallow the white space beside them."""
+    text = text.lstrip() if strip_start else text
+    return text.rstrip() if token is not None and token.lstrip else text
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        for part in message.content:
+            if isinstance(part, TextPart):
+                yield part.text
+
+
+def _alternate(pieces: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    return ((index % 2 == 1, piece) for index, piece in enumerate(pieces))
+
+
+def _valid_unicode(text: str) -> str:
+    """Half surrogate pairs, which no tokenizer takes, become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _spans(ids: Sequence[int], image_id: int, num_tokens: Sequence[int]) -> list[list[Span]]:
+    """Runs of placeholder ids, dealt to the pictures in order."""
+    runs = iter(_runs(ids, image_id))
+    spans: list[list[Span]] = []
+    start = length = 0
+    for wanted in num_tokens:
+        mine: list[Span] = []
+        while wanted:
+            if not length:
+                start, length = next(runs, (0, 0))
+                if not length:
+                    raise ServiceError("the prompt has too few placeholders", code="preprocess_failed", status=500)
+            taken = min(wanted, length)
+            mine.append((start, taken))
+            start, length, wanted = start + taken, length - taken, wanted - taken
+        spans.append(mine)
+    if length or next(runs, None) is not None:
+        raise ServiceError("the prompt has too many placeholders", code="preprocess_failed", status=500)
+    return spans
+
+
+def _runs(ids: Sequence[int], image_id: int) -> Iterator[Span]:
+    start: int | None = None
+    for position, token_id in enumerate(ids):
+        if token_id == image_id:
+            start = position if start is None else start
+        elif start is not None:
+            yield start, position - start
+            start = None
+    if start is not None:
+        yield start, len(ids) - start
