@@ -73,8 +73,9 @@ def _with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 @_with_options(*OPTIONS)
 def serve(**given: str | bool | None) -> None:
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
-    settings = Settings.load(given, os.environ).resolve_model()
-    raise typer.Exit(importlib.import_module("server.launch").launch(settings))
+    from server.launch import launch
+
+    raise typer.Exit(launch(Settings.load(given, os.environ).resolve_model()))
 
 
 @app.command()
@@ -128,18 +129,9 @@ def bench(context: typer.Context) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
+    from server.version import installed_version
+
     typer.echo(installed_version())
-
-
-def installed_version() -> str:
-    """The version of the installed distribution, or ``0+unknown`` when run from a copied folder."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as distribution_version
-
-    try:
-        return distribution_version("beholder")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from preprocess.wire import ChildState, Delta, EngineStats, GenerationOptions, ImageInfo, Message
@@ -15,24 +15,20 @@ class Generation(Protocol):
     """A chat that was prepared and admitted. Iterating gives the deltas of all its choices as (index, delta)."""
 
     @property
-    def images(self) -> list[ImageInfo]:
+    def images(self) -> Sequence[ImageInfo]:
         """The request's pictures, in order."""
-        ...
 
     @property
     def num_prompt_tokens(self) -> int:
         """Prompt length, vision tokens included."""
-        ...
 
     @property
     def decode_ms(self) -> float:
         """Time that decoding the pictures took."""
-        ...
 
     @property
     def preprocess_ms(self) -> float:
         """The whole time in the preprocess worker, `decode_ms` included."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         """Deltas until every choice has finished.
@@ -40,11 +36,9 @@ class Generation(Protocol):
         Raises:
             BeholderError: From the iterator, when the generation cannot go on (the engine died).
         """
-        ...
 
     def cancel(self) -> None:
         """Stop all choices within one engine step. Idempotent, and harmless after the end."""
-        ...
 
 
 class Service(Protocol):
@@ -53,26 +47,28 @@ class Service(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request sent now would be served: every child is up and no drain has begun."""
-        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server takes no new requests because it is about to end."""
 
     @property
     def stats(self) -> EngineStats | None:
         """The engine's last report, or None before the first."""
-        ...
 
     @property
     def num_preparing(self) -> int:
         """Requests that are with, or wait for, a preprocess worker."""
-        ...
 
     @property
     def arena_bytes_used(self) -> int:
         """Bytes of the shared-memory arena under lease."""
-        ...
 
     def state(self) -> Mapping[str, ChildState]:
-        """State of every child process, by a name such as ``preprocess-0``."""
-        ...
+        """Last known state of every child process, by a name such as ``preprocess-0``."""
+
+    def deaths(self) -> Mapping[str, int]:
+        """Deaths seen so far, by role."""
 
     async def submit(
         self,
@@ -82,13 +78,13 @@ class Service(Protocol):
         n: int = 1,
         session_id: str = "",
         priority: int = 0,
+        arrival_s: float | None = None,
     ) -> Generation:
         """Prepare a chat and queue it with the engine; returns once it is admitted.
 
-        Cancelling the call ends the work for it.
+        Cancelling the call ends the work for it. `arrival_s`: `time.monotonic()` when the request reached the server.
 
         Raises:
             ClientError: The request cannot be served as sent.
             ServiceError: It cannot be served now.
         """
-        ...

@@ -1,0 +1,198 @@
+"""`POST /v1/captions`: a picture in, a description out; made for curl and for batch programs.
+
+The picture comes as form files, as the raw body, or as base64 in JSON; everything else as form fields, query parameters
+or JSON members of the same names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Final, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from preprocess.errors import ClientError
+from preprocess.wire import Delta, ImageInfo
+from server.intake import Call, CaptionRequest, caption_call, caption_from_json, caption_from_text
+from server.routes.answering import Answer, Arrival, Stream, collect, start
+from server.routes.chat import CompletionUsage, completion_usage
+from server.routes.connection import body_chunks, read_body
+from server.routes.context import Context
+from server.routes.form import Form, read_form
+from server.settings import Settings
+
+_RAW_TYPES: Final = ("image/", "application/octet-stream")
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where the time went, in milliseconds. `image_decode_ms` is part of `preprocess_ms`, and all of `total_ms`."""
+
+    image_decode_ms: float
+    preprocess_ms: float
+    queue_ms: float
+    vision_ms: float
+    prefill_ms: float
+    token_decode_ms: float
+    ttft_ms: float | None
+    total_ms: float
+
+
+class Caption(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, and the last event of its stream. `image` is there when there is exactly one picture."""
+
+    id: str
+    object: Literal["caption"] = "caption"
+    created: int
+    model: str
+    text: str
+    image: ImageInfo | msgspec.UnsetType = msgspec.UNSET
+    images: list[ImageInfo]
+    finish_reason: str
+    usage: CompletionUsage
+    timings: Timings
+
+
+class CaptionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream: the next piece of text."""
+
+    id: str
+    object: Literal["caption.chunk"] = "caption.chunk"
+    created: int
+    model: str
+    text: str
+
+
+def router(context: Context) -> APIRouter:
+    """The route, bound to a context."""
+    routes = APIRouter()
+
+    async def create_caption(request: Request) -> Response:
+        arrival = Arrival(context)
+        async with arrival.time_limit():
+            call = await _read_call(request, context.settings)
+        answer = await start(context, request, call, arrival)
+        caption_id = f"caption-{secrets.token_hex(12)}"
+        if call.stream:
+            if call.as_text:
+                return Stream(answer, _text_pieces(answer), "text/plain")
+            return Stream(answer, _events(caption_id, answer))
+        return await _whole(caption_id, request, call, answer)
+
+    routes.add_api_route("/v1/captions", create_caption, methods=["POST"], response_class=Response, response_model=None)
+    return routes
+
+
+async def _read_call(request: Request, settings: Settings) -> Call:
+    """Read a request in any of its three shapes.
+
+    Raises:
+        ClientError: It is none of them, or its fields are not right.
+    """
+    content_type = request.headers.get("content-type", "").strip()
+    media_type = content_type.partition(";")[0].strip().lower()
+    session_header = request.headers.get("x-session-id")
+    query = request.query_params.multi_items()
+    if media_type == "application/json":
+        body = await read_body(request, settings.max_body_bytes)
+        fields = _with_query(caption_from_json(body), caption_from_text(query), query)
+        return caption_call(fields, [], settings, session_header)
+    form = Form()
+    if media_type == "multipart/form-data":
+        chunks = body_chunks(request, settings.max_body_bytes)
+        async with contextlib.aclosing(chunks):
+            form = await read_form(content_type, chunks, max_files=settings.max_images)
+    elif media_type.startswith(_RAW_TYPES):
+        form.files.append(("body", bytes(await read_body(request, settings.max_body_bytes))))
+    else:
+        raise ClientError(
+            f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "
+            "file=@picture.jpg), image/* (curl -H 'Content-Type: image/jpeg' --data-binary @picture.jpg) or "
+            "application/json.",
+            status=415,
+            code="unsupported_media_type",
+        )
+    return caption_call(caption_from_text(form.fields + query), form.files, settings, session_header)
+
+
+def _with_query(body: CaptionRequest, query: CaptionRequest, pairs: list[tuple[str, str]]) -> CaptionRequest:
+    """A JSON request with the members that its URL adds."""
+    for name, _ in pairs:
+        if getattr(body, name) is not None:
+            raise ClientError(f"`{name}` was given twice.", code="invalid_value", param=name)
+    return msgspec.structs.replace(body, **{name: getattr(query, name) for name, _ in pairs})
+
+
+async def _whole(caption_id: str, request: Request, call: Call, answer: Answer) -> Response:
+    pieces: list[str] = []
+    finish_reason = ""
+
+    def on_delta(index: int, delta: Delta) -> None:
+        nonlocal finish_reason
+        pieces.append(delta.text)
+        finish_reason = delta.finish_reason or finish_reason
+
+    await collect(request, answer, on_delta)
+    text = "".join(pieces)
+    if call.as_text:
+        return Response(text + "\n", media_type="text/plain")
+    return Response(
+        msgspec.json.encode(_caption(caption_id, answer, text, finish_reason)), media_type="application/json"
+    )
+
+
+async def _events(caption_id: str, answer: Answer) -> AsyncGenerator[bytes, None]:
+    encode = msgspec.json.Encoder().encode
+    created, model = answer.arrival.unix_s, answer.context.settings.model_name
+    texts: list[str] = []
+    finish_reason = ""
+    async with contextlib.aclosing(answer.deltas()) as deltas:
+        async for _, delta in deltas:
+            if delta.text:
+                texts.append(delta.text)
+                yield (
+                    b"data: "
+                    + encode(CaptionChunk(id=caption_id, created=created, model=model, text=delta.text))
+                    + b"\n\n"
+                )
+            finish_reason = delta.finish_reason or finish_reason
+    yield b"data: " + encode(_caption(caption_id, answer, "".join(texts), finish_reason)) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+async def _text_pieces(answer: Answer) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(answer.deltas()) as deltas:
+        async for _, delta in deltas:
+            if delta.text:
+                yield delta.text.encode("utf-8", "replace")
+    yield b"\n"
+
+
+def _caption(caption_id: str, answer: Answer, text: str, finish_reason: str) -> Caption:
+    usage = answer.usage()
+    generation = answer.generation
+    return Caption(
+        id=caption_id,
+        created=answer.arrival.unix_s,
+        model=answer.context.settings.model_name,
+        text=text,
+        images=answer.images,
+        image=answer.images[0] if len(answer.images) == 1 else msgspec.UNSET,
+        finish_reason=finish_reason,
+        usage=completion_usage(usage),
+        timings=Timings(
+            image_decode_ms=generation.decode_ms,
+            preprocess_ms=generation.preprocess_ms,
+            queue_ms=usage.queue_ms,
+            vision_ms=usage.vision_ms,
+            prefill_ms=usage.prefill_ms,
+            token_decode_ms=usage.decode_ms,
+            ttft_ms=answer.ttft_ms,
+            total_ms=(time.monotonic() - answer.arrival.monotonic_s) * 1e3,
+        ),
+    )

@@ -1,0 +1,222 @@
+"""`POST /v1/chat/completions`, as OpenAI's clients speak it, stream and not."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from preprocess.wire import Delta, DeltaLogprob, Usage
+from server.intake import Call, chat_call
+from server.routes.answering import Answer, Arrival, Stream, collect, start
+from server.routes.connection import read_body
+from server.routes.context import Context
+
+# ---- response models ------------------------------------------------------------------------------------------------
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A likely token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The chosen token and the likely ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(msgspec.Struct):
+    """Log probabilities of a choice."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer of one choice."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    refusal: None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    """One whole answer. `stop_reason` and `token_ids` are vLLM's additions."""
+
+    index: int
+    message: AssistantMessage = msgspec.field(default_factory=AssistantMessage)
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`image_tokens` is an addition."""
+
+    cached_tokens: int
+    image_tokens: int
+
+
+class CompletionUsage(msgspec.Struct, frozen=True):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of an answer that is not streamed."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class ChunkDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is new in a choice."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """A choice in a chunk."""
+
+    index: int
+    delta: ChunkDelta
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: CompletionUsage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+# ---- the route ------------------------------------------------------------------------------------------------------
+
+
+def router(context: Context) -> APIRouter:
+    """The route, bound to a context."""
+    routes = APIRouter()
+
+    async def create_chat_completion(request: Request) -> Response:
+        arrival = Arrival(context)
+        async with arrival.time_limit():
+            body = await read_body(request, context.settings.max_body_bytes)
+        call = chat_call(body, context.settings, request.headers.get("x-session-id"))
+        del body
+        answer = await start(context, request, call, arrival)
+        completion_id = f"chatcmpl-{secrets.token_hex(12)}"
+        if call.stream:
+            return Stream(answer, _events(completion_id, call, answer))
+        return await _whole(completion_id, request, call, answer)
+
+    routes.add_api_route(
+        "/v1/chat/completions", create_chat_completion, methods=["POST"], response_class=Response, response_model=None
+    )
+    return routes
+
+
+async def _whole(completion_id: str, request: Request, call: Call, answer: Answer) -> Response:
+    texts: list[list[str]] = [[] for _ in range(call.n)]
+    choices = [CompletionChoice(index) for index in range(call.n)]
+    for choice in choices:
+        if call.options.logprobs is not None:
+            choice.logprobs = Logprobs([])
+        if call.return_token_ids:
+            choice.token_ids = []
+
+    def on_delta(index: int, delta: Delta) -> None:
+        choice = choices[index]
+        texts[index].append(delta.text)
+        if choice.logprobs is not None:
+            choice.logprobs.content += map(_token_logprob, delta.logprobs)
+        if isinstance(choice.token_ids, list):
+            choice.token_ids += delta.token_ids
+        if delta.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+
+    await collect(request, answer, on_delta)
+    for choice, pieces in zip(choices, texts, strict=True):
+        choice.message.content = "".join(pieces)
+    completion = Completion(
+        id=completion_id,
+        created=answer.arrival.unix_s,
+        model=answer.context.settings.model_name,
+        choices=choices,
+        usage=completion_usage(answer.usage()),
+    )
+    return Response(msgspec.json.encode(completion), media_type="application/json")
+
+
+async def _events(completion_id: str, call: Call, answer: Answer) -> AsyncGenerator[bytes, None]:
+    encode = msgspec.json.Encoder().encode
+    created = answer.arrival.unix_s
+    model = answer.context.settings.model_name
+    no_usage = None if call.include_usage else msgspec.UNSET
+
+    def event(choices: list[ChunkChoice], usage: Any = no_usage) -> bytes:
+        return (
+            b"data: "
+            + encode(Chunk(id=completion_id, created=created, model=model, choices=choices, usage=usage))
+            + b"\n\n"
+        )
+
+    for index in range(call.n):
+        yield event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
+    async with contextlib.aclosing(answer.deltas()) as deltas:
+        async for index, delta in deltas:
+            logprobs = Logprobs(list(map(_token_logprob, delta.logprobs))) if delta.logprobs else None
+            token_ids = delta.token_ids if call.return_token_ids and delta.token_ids else msgspec.UNSET
+            if delta.text or logprobs or token_ids:
+                yield event([ChunkChoice(index, ChunkDelta(content=delta.text), logprobs, token_ids=token_ids)])
+            if delta.finish_reason is not None:
+                yield event(
+                    [ChunkChoice(index, ChunkDelta(), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)]
+                )
+    if call.include_usage:
+        yield event([], completion_usage(answer.usage()))
+    yield b"data: [DONE]\n\n"
+
+
+def completion_usage(usage: Usage) -> CompletionUsage:
+    """OpenAI's usage object."""
+    return CompletionUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens, usage.image_tokens),
+    )
+
+
+def _token_logprob(token: DeltaLogprob) -> TokenLogprob:
+    top = [TopLogprob(text, logprob, list(data)) for text, data, logprob in token.top]
+    return TokenLogprob(token.token, token.logprob, list(token.data), top)

@@ -1,0 +1,20 @@
+"""What every route is given: the settings, the service that does the work, and where to count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.metrics import Metrics
+from server.service import Service
+from server.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """One per application. `created_s`: Unix time of its start, OpenAI's `created` of the model."""
+
+    settings: Settings
+    service: Service
+    metrics: Metrics
+    version: str
+    created_s: int

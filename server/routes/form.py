@@ -1,0 +1,152 @@
+"""Reads a multipart form as it arrives: files stay in memory under the body's cap, nothing is written to disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from preprocess.errors import ClientError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+MAX_FIELDS = 64
+_MAX_HEADER_BYTES = 16_384
+
+
+@dataclass
+class Form:
+    """A parsed form, in order. `files`: (field name, content); `fields`: (field name, text)."""
+
+    files: list[tuple[str, bytes]] = field(default_factory=list)
+    fields: list[tuple[str, str]] = field(default_factory=list)
+
+
+async def read_form(content_type: str, chunks: AsyncIterator[bytes], *, max_files: int) -> Form:
+    """Parse a ``multipart/form-data`` body.
+
+    Args:
+        content_type: The request's header, with its boundary.
+        chunks: The body; whoever makes them caps it.
+        max_files: One file more is refused.
+
+    Raises:
+        ClientError: It is no such form, or has too many parts.
+    """
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not 1 <= len(boundary) <= 256:
+        raise _malformed("its content-type header names no boundary")
+    reader = _FormReader(max_files)
+    try:
+        parser = MultipartParser(boundary, reader.callbacks())
+        async for chunk in chunks:
+            parser.write(chunk)
+        parser.finalize()
+    except (FormParserError, ValueError):  # also when the boundary itself is none
+        raise _malformed("it does not keep to the format") from None
+    if not reader.ended:
+        raise _malformed("it ends before its last boundary")
+    return reader.form
+
+
+def _malformed(what: str) -> ClientError:
+    return ClientError(f"The form (multipart/form-data) cannot be read: {what}.", code="invalid_form")
+
+
+class _FormReader:
+    """Collects the parser's callbacks into a form, one part at a time."""
+
+    def __init__(self, max_files: int) -> None:
+        self.form = Form()
+        self.ended = False
+        self._max_files = max_files
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+        self._header_bytes = 0
+        self._disposition = b""
+        self._data = bytearray()
+        self._name = ""
+        self._is_file = False
+
+    def callbacks(self) -> MultipartCallbacks:
+        """What `MultipartParser` calls, by the names it knows."""
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+
+    def _on_part_begin(self) -> None:
+        self._disposition = b""
+        self._data = bytearray()
+        self._header_name.clear()
+        self._header_value.clear()
+        self._header_bytes = 0
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+        self._count_header(end - start)
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+        self._count_header(end - start)
+
+    def _count_header(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            raise _malformed(f"a part has more than {_MAX_HEADER_BYTES} bytes of headers")
+
+    def _on_header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = bytes(self._header_value)
+        self._header_name.clear()
+        self._header_value.clear()
+
+    def _on_headers_finished(self) -> None:
+        options = parse_options_header(self._disposition)[1]
+        name = options.get(b"name", b"")
+        try:
+            self._name = name.decode()
+        except UnicodeDecodeError:
+            raise _malformed("a field's name is no UTF-8") from None
+        if not self._name:
+            raise _malformed("a part has no field name")
+        self._is_file = b"filename" in options
+        if self._is_file and len(self.form.files) >= self._max_files:
+            raise ClientError(
+                f"The form holds more than {self._max_files} pictures, the most that are accepted in one request.",
+                code="too_many_images",
+            )
+        if not self._is_file and len(self.form.fields) >= MAX_FIELDS:
+            raise ClientError(f"The form holds more than {MAX_FIELDS} fields.", code="invalid_form")
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._data += memoryview(data)[start:end]
+
+    def _on_part_end(self) -> None:
+        if self._is_file:
+            self.form.files.append((self._name, bytes(self._data)))
+        else:
+            try:
+                self.form.fields.append((self._name, self._data.decode()))
+            except UnicodeDecodeError:
+                raise ClientError(
+                    f"`{self._name[:200]}` is no UTF-8 text. If it is a file, send it with a file name "
+                    f"(curl -F {self._name[:40]}=@picture.jpg).",
+                    code="invalid_value",
+                    param=self._name[:200],
+                ) from None
+        self._data = bytearray()
+
+    def _on_end(self) -> None:
+        self.ended = True
