@@ -1,0 +1,46 @@
+"""What a model asks of attention: plan a step once, then write and attend layer by layer over the paged KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of one sequence in a step: positions `start` … `start + length - 1`, slots in `slot_table[table_row]`."""
+
+    table_row: int
+    start: int
+    length: int
+
+
+class AttentionPlan(Protocol):
+    """Attention of one step; knows where every token's keys and values go and what it may look at."""
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """Writes the step's keys and values to the pool, then causal attention of its queries over their sequences.
+
+        Args:
+            layer: Index of the layer.
+            query: (tokens, heads, head_dim), rotated.
+            key_value: (tokens, 2, kv_heads, head_dim), keys rotated.
+
+        Returns:
+            (tokens, heads * head_dim).
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Attention over one KV pool."""
+
+    def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> AttentionPlan:
+        """Plans a step whose tokens are those of `segments` in order.
+
+        Segments of one token come first, longest sequence first. `positions` (tokens,) int64 is on the device.
+        """
+        ...

@@ -1,0 +1,145 @@
+"""Attention in plain torch: the backend of CPUs, and the reference everywhere.
+
+The pool is one tensor (layers, slots, 2, kv_heads, head_dim), keys and values of a slot side by side: a step writes
+both with one `index_copy_` and gathers both with one `index_select`, each row of which is one contiguous copy.
+
+Keys that several query heads share are never copied: in decode those heads stand as further queries of one head, in
+prefill the keys are expanded as a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.backend import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """Rows of one token each, of similar length, as one batch: tokens [first, first + rows) of the step."""
+
+    first: int
+    rows: int
+    slots: torch.Tensor  # (rows * length,)
+    bias: torch.Tensor | None  # (rows, 1, 1, length): -inf beyond a row's length
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """A chunk of one sequence: tokens [first, first + length) of the step."""
+
+    first: int
+    length: int
+    slots: torch.Tensor  # (start + length,)
+    bias: torch.Tensor | None  # (length, start + length); None: the chunk is the whole sequence, plain causal
+
+
+class TorchPlan:
+    """See `AttentionPlan`."""
+
+    def __init__(
+        self, pool: torch.Tensor, write_slots: torch.Tensor, decodes: list[_Decode], prefills: list[_Prefill]
+    ) -> None:
+        self._layers = pool.unbind(0)
+        self._kv_heads = pool.shape[3]
+        self._write_slots = write_slots
+        self._decodes = decodes
+        self._prefills = prefills
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """See `AttentionPlan.attend`."""
+        pool = self._layers[layer]  # (slots, 2, kv_heads, head_dim)
+        pool.index_copy_(0, self._write_slots, key_value)
+        parts = [self._decode(pool, query, part) for part in self._decodes]
+        parts += [self._prefill(pool, query, part) for part in self._prefills]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(self, pool: torch.Tensor, query: torch.Tensor, part: _Decode) -> torch.Tensor:
+        heads = query[part.first : part.first + part.rows]
+        queries = heads.view(part.rows, self._kv_heads, -1, heads.shape[2])  # (rows, kv_heads, group, dim)
+        gathered = pool.index_select(0, part.slots)  # (rows * length, 2, kv_heads, dim)
+        gathered = gathered.view(part.rows, -1, *gathered.shape[1:])
+        keys, values = gathered.permute(2, 0, 3, 1, 4)  # each (rows, kv_heads, length, dim)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=part.bias
+        )  # (rows, kv_heads, group, dim)
+        return attended.flatten(1)
+
+    def _prefill(self, pool: torch.Tensor, query: torch.Tensor, part: _Prefill) -> torch.Tensor:
+        heads = query[part.first : part.first + part.length]
+        queries = heads.view(part.length, self._kv_heads, -1, heads.shape[2]).permute(1, 2, 0, 3)
+        gathered = pool.index_select(0, part.slots)  # (length so far, 2, kv_heads, dim)
+        keys, values = gathered.permute(1, 2, 0, 3).unsqueeze(2).expand(-1, -1, queries.shape[1], -1, -1)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=part.bias, is_causal=part.bias is None
+        )  # (kv_heads, group, length, dim)
+        return attended.permute(2, 0, 1, 3).flatten(1)
+
+
+class TorchAttention:
+    """See `AttentionBackend`.
+
+    Args:
+        pool: (layers, slots, 2, kv_heads, head_dim). Slot 0 must stay finite: what is masked out reads it.
+        slot_table: (rows, positions) int32.
+    """
+
+    def __init__(self, pool: torch.Tensor, slot_table: torch.Tensor) -> None:
+        self.pool = pool
+        self.slot_table = slot_table
+
+    def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> TorchPlan:
+        """See `AttentionBackend.plan`."""
+        device = self.slot_table.device
+        table_rows = torch.tensor([segment.table_row for segment in segments], device=device)
+        num_decodes = next((i for i, segment in enumerate(segments) if segment.length > 1), len(segments))
+        token_rows = table_rows
+        if num_decodes < len(segments):
+            token_rows = table_rows.repeat_interleave(
+                torch.tensor([segment.length for segment in segments], device=device), output_size=len(positions)
+            )
+        write_slots = self.slot_table[token_rows, positions].long()  # (tokens,)
+
+        decodes = []
+        first = 0
+        while first < num_decodes:
+            # Padding at most doubles a group's keys: a row joins while it is at least half as long as the longest.
+            longest = segments[first].start + 1
+            last = first + 1
+            while last < num_decodes and 2 * (segments[last].start + 1) >= longest:
+                last += 1
+            lengths = positions[first:last] + 1
+            even = segments[last - 1].start + 1 == longest
+            decodes.append(self._plan_decode(first, table_rows[first:last], lengths, longest, even))
+            first = last
+
+        prefills = []
+        token = num_decodes
+        for segment in segments[num_decodes:]:
+            prefills.append(self._plan_prefill(token, segment))
+            token += segment.length
+        return TorchPlan(self.pool, write_slots, decodes, prefills)
+
+    def _plan_decode(
+        self, first: int, table_rows: torch.Tensor, lengths: torch.Tensor, longest: int, even: bool
+    ) -> _Decode:
+        slots = self.slot_table[:, :longest].index_select(0, table_rows)  # (rows, longest)
+        bias = None
+        if not even:
+            beyond = torch.arange(longest, device=slots.device) >= lengths.unsqueeze(1)
+            slots.masked_fill_(beyond, 0)  # whatever stands there could be somebody's infinities
+            bias = torch.zeros(slots.shape, dtype=self.pool.dtype, device=slots.device)
+            bias = bias.masked_fill_(beyond, -torch.inf)[:, None, None]
+        return _Decode(first, len(table_rows), slots.flatten(), bias)
+
+    def _plan_prefill(self, first: int, segment: Segment) -> _Prefill:
+        end = segment.start + segment.length
+        slots = self.slot_table[segment.table_row, :end]
+        if segment.start == 0:
+            return _Prefill(first, segment.length, slots, None)
+        bias = torch.full((segment.length, end), -torch.inf, dtype=self.pool.dtype, device=slots.device)
+        return _Prefill(first, segment.length, slots, bias.triu_(segment.start + 1))

@@ -1,0 +1,122 @@
+"""Loads a model folder into a runner: family by `model_type`, type and threads by processor, KV pool by memory.
+
+Called once by the engine process, and by whoever works offline.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from engine.batch import Runner
+from engine.config import EngineConfig
+from engine.models.llama import Llama
+from engine.runner import TorchRunner, VisionEncoder
+from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import ModelError
+from preprocess.vision.idefics3 import Idefics3Encoder
+
+CPU_KV_TOKENS: Final = 65_536
+"""Most KV slots that are chosen by themselves on a CPU; `kv_tokens` can ask for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the two halves of a model are loaded from its folder."""
+
+    language: Callable[[Checkpoint], Llama]
+    encoder: Callable[[Checkpoint], VisionEncoder]
+
+
+def _idefics3_language(checkpoint: Checkpoint) -> Llama:
+    text = checkpoint.config.section("text_config")
+    tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    return Llama(checkpoint, text, prefix="model.text_model", head="lm_head", tied=tied)
+
+
+FAMILIES: Final = {
+    "idefics3": Family(_idefics3_language, Idefics3Encoder),
+    "smolvlm": Family(_idefics3_language, Idefics3Encoder),
+}
+"""`model_type` of config.json → family."""
+
+
+def load_runner(config: EngineConfig) -> Runner:
+    """Loads `config.model`.
+
+    Raises:
+        ModelError: The folder or an option cannot be honoured; the message says which and why.
+    """
+    set_threads(config.threads)
+    device = torch.device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
+    model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
+    family = FAMILIES[model_type]
+    with torch.inference_mode():
+        model = family.language(checkpoint)
+        encoder = family.encoder(checkpoint)
+    checkpoint.finish()
+
+    longest = model.config.max_positions
+    if config.max_context > longest:
+        raise ModelError(
+            f"max_context is {config.max_context}, but {config.model} was made for at most {longest} tokens"
+        )
+    token_bytes = 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim * dtype.itemsize
+    return TorchRunner(
+        model,
+        encoder,
+        num_slots=1 + (config.kv_tokens or _kv_tokens_for(token_bytes, device)),
+        max_positions=config.max_context or longest,
+        max_rows=config.max_running,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def set_threads(threads: int) -> None:
+    """Sets torch's threads; 0 leaves one core to the other processes.
+
+    Two torch threads on two busy cores wait for each other at every operation, which was seen to cost a factor of 40.
+    """
+    torch.set_num_threads(threads or max(1, _num_cores() - 1))
+    if torch.get_num_interop_threads() != 1:
+        try:
+            torch.set_num_interop_threads(1)
+        except RuntimeError:  # torch allows it only before its first parallel work; it saves idle threads, no more
+            return
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The torch type of `EngineConfig.dtype`."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _kv_tokens_for(token_bytes: int, device: torch.device) -> int:
+    """Slots that fit: a quarter of a CPU's free memory, at most `CPU_KV_TOKENS`; four fifths of a GPU's."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(1, int(free) * 4 // 5 // token_bytes)
+    return max(1, min(CPU_KV_TOKENS, _available_memory() // 4 // token_bytes))
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without pushing anything out."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

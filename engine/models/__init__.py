@@ -1,0 +1,1 @@
+"""Language models, one a file. `engine.load` chooses among them."""

@@ -1,0 +1,113 @@
+"""Runs the model on one device with torch: lays a step's rows out as tensors, forwards, samples.
+
+The scheduler decides what runs and owns the slots; this file owns the weights, the KV pool and the slot table's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from engine.attention.backend import Segment
+from engine.attention.torch_backend import TorchAttention
+from engine.batch import Row, SampledToken
+from engine.models.llama import Llama
+from engine.sampling import sample
+
+DUMMY_SLOT: Final = 0
+
+VisionEncoder = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""uint8 pictures (tiles, height, width, 3) → vision tokens (num_tokens, hidden) of each."""
+
+
+class TorchRunner:
+    """See `engine.batch.Runner`.
+
+    Args:
+        model: The language model.
+        encoder: The vision encoder.
+        num_slots: Slots of the KV pool, the dummy included.
+        max_positions: Longest sequence in tokens.
+        max_rows: Most sequences that hold slots at once.
+        dtype: Type of weights and KV.
+        device: Where all of it lives.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        encoder: VisionEncoder,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.encoder = encoder
+        self.num_slots = num_slots
+        self.max_positions = max_positions
+        self.max_rows = max_rows
+        self.vocab_size = config.vocab_size
+        self.dtype = dtype
+        self.device = device
+        self.embedding_bytes = config.hidden_size * dtype.itemsize
+        self.slot_table = torch.full((max_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
+        # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
+        # On a CPU the pages of a zeroed tensor take memory only once they are written.
+        self.kv_pool = torch.zeros(
+            (config.num_layers, num_slots, 2, config.num_kv_heads, config.head_dim), dtype=dtype, device=device
+        )
+        self.attention = TorchAttention(self.kv_pool, self.slot_table)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """See `Runner.encode`."""
+        return self.encoder([picture.to(self.device) for picture in pixels]) if pixels else []
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """See `Runner.step`."""
+        sampled = [row.sampling for row in rows if row.sampling is not None]
+        logits = self.logits(rows)
+        return sample(logits, sampled) if sampled else []
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Runs the forward of a step: float32 logits (rows with `sampling`, vocab), in the order of `rows`."""
+        # Rows of one token come first, longest first, as attention wants them; results go back to the order asked for.
+        order = sorted(range(len(rows)), key=lambda index: _layout_key(rows[index]))
+        laid_out = [rows[index] for index in order]
+        segments = [Segment(row.table_row, row.start, len(row.token_ids)) for row in laid_out]
+
+        token_ids: list[int] = []
+        positions: list[int] = []
+        last_token = [0] * len(rows)  # of each row, in the order asked for
+        pictures: list[tuple[int, torch.Tensor]] = []  # (first token, embeddings)
+        for index, row in zip(order, laid_out, strict=True):
+            first = len(token_ids)
+            token_ids.extend(row.token_ids)
+            positions.extend(range(row.start, row.start + len(row.token_ids)))
+            last_token[index] = len(token_ids) - 1
+            for part in row.vision:
+                at = first + part.start
+                token_ids[at : at + part.count] = [0] * part.count  # may be ids above the vocabulary
+                pictures.append((at, part.embeddings[part.first : part.first + part.count]))
+
+        hidden = self.model.embed(torch.tensor(token_ids, device=self.device))  # (tokens, hidden)
+        for at, embeddings in pictures:
+            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)
+        at_positions = torch.tensor(positions, device=self.device)
+        hidden = self.model.forward(hidden, at_positions, self.attention.plan(segments, at_positions))
+        ends = [last_token[index] for index, row in enumerate(rows) if row.sampling is not None]
+        if ends != list(range(len(hidden))):
+            hidden = hidden[torch.tensor(ends, dtype=torch.long, device=self.device)]
+        return self.model.logits(hidden)
+
+
+def _layout_key(row: Row) -> tuple[bool, int]:
+    return (len(row.token_ids) > 1, -row.start)

@@ -1,0 +1,129 @@
+"""Reads the tensors of a Hugging Face folder: safetensors only, one file or many, packed weights included.
+
+Models ask for each tensor by name and shape, and call `finish` at the end, so that whatever is missing, misshapen or
+left over is named before the first request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from preprocess.blocks.fields import Fields, ModelError, read_json
+from preprocess.blocks.packed import SUFFIXES, Quantisation, dequantise
+
+_IGNORED: Final = (".rotary_emb.inv_freq",)
+"""Buffers that older transformers versions stored; they follow from the configuration."""
+
+
+class Checkpoint:
+    """The configuration and tensors of a model folder.
+
+    Args:
+        folder: A Hugging Face model folder.
+        dtype: Type that floating tensors are given out in.
+        device: Where they are put.
+
+    Raises:
+        ModelError: No safetensors, or a file or field that cannot be used.
+    """
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device
+        self.config = Fields(read_json(folder / "config.json"), "config.json")
+        quantisation = self._quantisation_fields()
+        self._quantisation = None if quantisation is None else Quantisation(quantisation)
+        self._file_of = _tensor_files(folder)
+        self._open: dict[str, Any] = {}
+        self._taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of that name, or `name` packed."""
+        return name in self._file_of or f"{name}_packed" in self._file_of
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A floating tensor that is never packed, such as a norm, a bias or a convolution."""
+        if name not in self._file_of:
+            raise ModelError(f"{self.folder}: tensor {name} is missing (shape {shape} expected)")
+        tensor = self._read(name)
+        if not tensor.is_floating_point():
+            raise ModelError(f"{self.folder}: tensor {name} is {tensor.dtype}, expected floating point")
+        return self._checked(name, tensor, shape)
+
+    def weight(self, module: str, shape: tuple[int, int], *, kind: str = "Linear") -> torch.Tensor:
+        """The weight of a linear layer or (`kind` ``"Embedding"``) an embedding table, packed or not."""
+        if f"{module}.weight_packed" not in self._file_of:
+            return self.tensor(f"{module}.weight", shape)
+        if self._quantisation is None:
+            raise ModelError(f"{module} is packed but config.json has no quantization_config")
+        names = {suffix: f"{module}.{suffix}" for suffix in SUFFIXES if f"{module}.{suffix}" in self._file_of}
+        parts = {suffix: self._read(name) for suffix, name in names.items()}
+        weight = dequantise(parts, self._quantisation.scheme(module, kind), module)
+        return self._checked(f"{module}.weight", weight, shape)
+
+    def finish(self) -> None:
+        """Closes the files.
+
+        Raises:
+            ModelError: A tensor was never asked for: the folder is of another architecture than its configuration says.
+        """
+        self._open.clear()
+        left = sorted(name for name in self._file_of.keys() - self._taken if not name.endswith(_IGNORED))
+        if left:
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            raise ModelError(f"{self.folder}: tensors that the model does not have: {', '.join(left[:8])}{more}")
+
+    def _read(self, name: str) -> torch.Tensor:
+        file = self._file_of[name]
+        if file not in self._open:
+            self._open[file] = _open(self.folder / file)
+        self._taken.add(name)
+        try:
+            tensor: torch.Tensor = self._open[file].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{self.folder / file}: tensor {name} cannot be read: {error}") from None
+        return tensor
+
+    def _checked(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{self.folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+    def _quantisation_fields(self) -> Fields | None:
+        for fields in (self.config, self.config.section("text_config")):
+            if fields.has("quantization_config"):
+                return fields.section("quantization_config")
+        return None
+
+
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """Tensor name → file name."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        listed = read_json(index).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+            raise ModelError(f"{index} has no weight_map of tensor names to files")
+        for file in set(listed.values()):
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise ModelError(f"{index} names {file!r}, expected a .safetensors file in the same folder")
+            if not (folder / file).exists():
+                raise ModelError(f"{folder / file} is missing: {index.name} lists it")
+        return dict(listed)
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise ModelError(
+            f"{folder} holds no model.safetensors (nor its index); pickled weights (.bin, .pt) are never read"
+        )
+    return dict.fromkeys(_open(single).keys(), single.name)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read as safetensors: {error}") from None

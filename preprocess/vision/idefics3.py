@@ -1,0 +1,207 @@
+"""The vision encoder of Idefics3 and SmolVLM: a SigLIP transformer over patches, then pixel shuffle and one projection.
+
+Papers: SigLIP (arXiv:2303.15343), position buckets after NaViT (arXiv:2307.06304), pixel shuffle as in Idefics3
+(arXiv:2408.12637).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import Fields, read_json
+from preprocess.blocks.linear import Embedding, Linear
+from preprocess.blocks.norm import LayerNorm
+
+MAX_TILES: Final = 32
+"""Tiles that go through the encoder together; more only cost memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idefics3VisionConfig:
+    """Sizes of the encoder. `scale_factor`: side of the block of patches that becomes one vision token."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    image_size: int
+    patch_size: int
+    layer_norm_eps: float
+    gelu: str
+    scale_factor: int
+    output_size: int
+
+    @classmethod
+    def read(cls, config: Fields) -> Idefics3VisionConfig:
+        """From `config.json`; absent fields are what transformers' configuration classes make them."""
+        vision = config.section("vision_config")
+        vision.choice("model_type", ("idefics3_vision", "smolvlm_vision", "idefics3"), "idefics3_vision")
+        vision.refuse("num_channels", unless=3, reason="only RGB is supported")
+        act = vision.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
+        result = cls(
+            hidden_size=vision.integer("hidden_size", 1152),
+            intermediate_size=vision.integer("intermediate_size", 3072),
+            num_layers=vision.integer("num_hidden_layers", 12),
+            num_heads=vision.integer("num_attention_heads", 16),
+            image_size=vision.square("image_size", 224),
+            patch_size=vision.square("patch_size", 32),
+            layer_norm_eps=vision.number("layer_norm_eps", 1e-6),
+            gelu="tanh" if act == "gelu_pytorch_tanh" else "none",
+            scale_factor=config.integer("scale_factor", 2),
+            output_size=config.section("text_config").integer("hidden_size", 4096),
+        )
+        if result.hidden_size % result.num_heads:
+            raise vision.error(
+                "hidden_size", result.hidden_size, f"a multiple of num_attention_heads {result.num_heads}"
+            )
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """pixel → (pixel * rescale - mean) / std by channel, as one scale and one shift."""
+
+    scale: torch.Tensor  # (3,)
+    shift: torch.Tensor  # (3,)
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> Normalisation:
+        """From `preprocessor_config.json`; absent fields are what the Idefics3 processor makes them."""
+        name = "preprocessor_config.json"
+        path = checkpoint.folder / name
+        fields = Fields(read_json(path) if path.exists() else {}, name)
+        rescale = fields.number("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
+        mean, std = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+        if fields.flag("do_normalize", True):
+            mean, std = _channels(fields, "image_mean"), _channels(fields, "image_std")
+        device = checkpoint.device
+        return cls((rescale / std).to(device, torch.float32), (-mean / std).to(device, torch.float32))
+
+
+def _channels(fields: Fields, name: str) -> torch.Tensor:
+    value = fields.values.get(name) or [0.5, 0.5, 0.5]
+    if not (isinstance(value, list) and len(value) == 3 and all(isinstance(part, (int, float)) for part in value)):
+        raise fields.error(name, value, "three numbers")
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class EncoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, config: Idefics3VisionConfig) -> None:
+        width, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        attention = f"{prefix}.self_attn"
+        qkv = [f"{attention}.{name}_proj" for name in "qkv"]
+        self.attention_norm = LayerNorm.load(checkpoint, f"{prefix}.layer_norm1", width, eps)
+        self.qkv = Linear.load(checkpoint, qkv, width, [width] * 3, bias=True)
+        self.out = Linear.load(checkpoint, f"{attention}.out_proj", width, width, bias=True)
+        self.mlp_norm = LayerNorm.load(checkpoint, f"{prefix}.layer_norm2", width, eps)
+        self.fc1 = Linear.load(checkpoint, f"{prefix}.mlp.fc1", width, inner, bias=True)
+        self.fc2 = Linear.load(checkpoint, f"{prefix}.mlp.fc2", inner, width, bias=True)
+        self.num_heads = config.num_heads
+        self.gelu = config.gelu
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(tiles, patches, hidden) → the same."""
+        qkv = self.qkv(self.attention_norm(x))
+        qkv = qkv.view(*x.shape[:2], 3, self.num_heads, -1)  # (tiles, patches, 3, heads, dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (tiles, heads, patches, dim)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (tiles, patches, hidden)
+        x = x + self.out(attended)
+        return x + self.fc2(F.gelu(self.fc1(self.mlp_norm(x)), approximate=self.gelu))
+
+
+class Idefics3Encoder:
+    """uint8 tiles → vision tokens in the language model's width."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = Idefics3VisionConfig.read(checkpoint.config)
+        model, width, patch = "model.vision_model", config.hidden_size, config.patch_size
+        convolution = checkpoint.tensor(f"{model}.embeddings.patch_embedding.weight", (width, 3, patch, patch))
+        bias = checkpoint.tensor(f"{model}.embeddings.patch_embedding.bias", (width,))
+        self.config = config
+        self.normalisation = Normalisation.read(checkpoint)
+        self.dtype = checkpoint.dtype
+        # Pixels stay in (row, column, channel) order, so the convolution's weight takes that order too.
+        self.patch_embedding = Linear(convolution.permute(0, 2, 3, 1).flatten(1), bias)
+        side = config.image_size // patch
+        self.position_embedding = Embedding.load(
+            checkpoint, f"{model}.embeddings.position_embedding", side * side, width
+        )
+        self.layers = [
+            EncoderLayer(checkpoint, f"{model}.encoder.layers.{index}", config) for index in range(config.num_layers)
+        ]
+        self.norm = LayerNorm.load(checkpoint, f"{model}.post_layernorm", width, config.layer_norm_eps)
+        self.projection = Linear.load(
+            checkpoint,
+            "model.connector.modality_projection.proj",
+            width * config.scale_factor**2,
+            config.output_size,
+            bias=False,
+        )
+        self._positions: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each picture uint8 (tiles, height, width, 3) → (vision tokens, output_size), tiles in order.
+
+        Tiles of one size go through together, whichever picture they belong to.
+        """
+        results: list[torch.Tensor | None] = [None] * len(pictures)
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for index, picture in enumerate(pictures):
+            by_size.setdefault((picture.shape[1], picture.shape[2]), []).append(index)
+        for indices in by_size.values():
+            tiles = torch.cat([pictures[index] for index in indices])
+            batches = [
+                self._encode(batch) for batch in torch.split(tiles, MAX_TILES)
+            ]  # each (tiles, tokens, output_size)
+            tiles_of = [len(pictures[index]) for index in indices]
+            for index, tokens in zip(indices, torch.split(torch.cat(batches), tiles_of), strict=True):
+                results[index] = tokens.flatten(0, 1)
+        return [result for result in results if result is not None]
+
+    def _encode(self, tiles: torch.Tensor) -> torch.Tensor:
+        """uint8 (tiles, height, width, 3) → (tiles, tokens, output_size)."""
+        patch, scale = self.config.patch_size, self.config.scale_factor
+        num_tiles, rows, columns = tiles.shape[0], tiles.shape[1] // patch, tiles.shape[2] // patch
+        if rows * patch != tiles.shape[1] or columns * patch != tiles.shape[2] or rows % scale or columns % scale:
+            raise ValueError(
+                f"tile of {tiles.shape[1]}×{tiles.shape[2]} pixels, expected sides in {patch * scale} pixels"
+            )
+        normalised = torch.addcmul(self.normalisation.shift, tiles.float(), self.normalisation.scale).to(self.dtype)
+        grid = normalised.view(num_tiles, rows, patch, columns, patch, 3).transpose(2, 3)
+        x = self.patch_embedding(grid.reshape(num_tiles, rows * columns, -1))  # (tiles, patches, hidden)
+        x = x + self._position_rows(rows, columns)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x)
+        # Pixel shuffle: scale × scale neighbours side by side become one token.
+        blocks = x.view(num_tiles, rows // scale, scale, columns // scale, scale, -1).transpose(2, 3)
+        return self.projection(blocks.reshape(num_tiles, rows * columns // scale**2, -1))
+
+    def _position_rows(self, rows: int, columns: int) -> torch.Tensor:
+        """Position embeddings (rows * columns, hidden) of a grid of patches."""
+        if (rows, columns) not in self._positions:
+            side = self.config.image_size // self.config.patch_size
+            ids = position_buckets(rows, side)[:, None] * side + position_buckets(columns, side)
+            self._positions[rows, columns] = self.position_embedding(
+                ids.flatten().to(self.position_embedding.table.device)
+            )
+        return self._positions[rows, columns]
+
+
+def position_buckets(count: int, side: int) -> torch.Tensor:
+    """int64 (count,): which of `side` trained positions each of `count` patches in a line takes.
+
+    Fractions of the line, cut at multiples of 1 / side. Always in float32: transformers takes the model's type, and in
+    bfloat16 sides that are no power of two would shift by one.
+    """
+    fractions = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
+    boundaries = torch.arange(1 / side, 1.0, 1 / side)
+    return torch.bucketize(fractions.clamp(max=1.0 - 1e-6), boundaries, right=True)
