@@ -85,8 +85,11 @@ class EngineLoop:
                 except zmq.Again:
                     break
                 self._take(message)
+        worked = self._engine.has_work
         for output in self._engine.step():
             self._to_detokenizer.send(self._encode(output))
+        if worked and not self._engine.has_work:
+            self._engine.check()  # a leak ends this process with a traceback, and the launcher starts a sound one
         self._send_stats()
 
     def _take(self, message: EngineInput) -> None:

@@ -99,7 +99,7 @@ class Child:
 
 def push_socket(context: zmq.Context[Any], folder: str, name: str) -> zmq.Socket[bytes]:
     """A pushing socket that never blocks its owner and drops what is unsent when closed."""
-    socket = context.socket(zmq.PUSH)
+    socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
     socket.set_hwm(0)
     socket.linger = 0
     socket.connect(endpoint(folder, name))

@@ -251,7 +251,9 @@ class _Reference:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the transformers reference ended; it needs the extra 'dev': pip install 'beholder[dev]'")
+            raise RuntimeError(
+                "the transformers reference ended; it needs the extra 'dev': pip install 'beholder[dev]'"
+            )
         found = json.loads(line)
         return float(found["decode_tok_s"]), float(found["first_token_ms"])
 

@@ -78,8 +78,8 @@ class _Call:
     lease: Lease = field(default_factory=Lease)
     worker: int | None = None
     admissions: dict[str, asyncio.Future[None]] = field(default_factory=dict)
-    unfinished: set[str] = field(default_factory=set)
-    """Engine request ids sent and not yet finished."""
+    unfinished: dict[str, None] = field(default_factory=dict)
+    """Engine request ids sent and not yet finished, in the order of their choices."""
     generation: Generation | None = None
     cancelled: bool = False
     deaths: int = 0
@@ -166,6 +166,7 @@ class Dispatcher:
         self._by_engine_id: dict[str, tuple[_Call, int]] = {}
         self._leases_until_reset: list[Lease] = []
         self._serial = 0
+        self._reset_sent = False
         self._engine_reset = False
         self._detokenizer_reset = False
         self._encoder = msgspec.msgpack.Encoder()
@@ -391,7 +392,7 @@ class Dispatcher:
             engine_id = f"{call.request_id}.{choice}"
             seed = (request.sampling.seed + choice) & SEED_MASK
             call.admissions[engine_id] = loop.create_future()
-            call.unfinished.add(engine_id)
+            call.unfinished[engine_id] = None
             self._by_engine_id[engine_id] = (call, choice)
             self._send(
                 "engine",
@@ -427,7 +428,7 @@ class Dispatcher:
 
     def _finish(self, engine_id: str) -> None:
         call, _ = self._by_engine_id.pop(engine_id)
-        call.unfinished.discard(engine_id)
+        call.unfinished.pop(engine_id, None)
         if not call.unfinished:
             self._forget(call)
 
@@ -493,7 +494,7 @@ class Dispatcher:
             if state.role == "preprocess":
                 self._on_worker_death(state.index, state.reason)
             else:
-                self._engine_reset = self._detokenizer_reset = False
+                self._reset_sent = self._engine_reset = self._detokenizer_reset = False
                 self._fail_engine_calls(
                     ServiceError(
                         f"the {state.role} stopped ({state.reason}) and is being restarted; send the request again",
@@ -502,7 +503,8 @@ class Dispatcher:
                     ),
                     engine_lives=state.role == "detokenizer",
                 )
-        if self._children["engine", 0].up and self._children["detokenizer", 0].up and not self._engine_reset:
+        if self._children["engine", 0].up and self._children["detokenizer", 0].up and not self._reset_sent:
+            self._reset_sent = True
             self._send("engine", Reset(self.epoch))
         self._pump()
 

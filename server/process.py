@@ -94,10 +94,10 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
     inbox = child.bind("server")
 
     def receive() -> None:  # the descriptor tells of a change only once: take all there is
-        while inbox.get(zmq.EVENTS) & zmq.POLLIN:
+        while inbox.poll(0):
             dispatcher.receive(inbox.recv())
 
-    loop.add_reader(inbox.get(zmq.FD), receive)
+    loop.add_reader(inbox, receive)
     loop.call_soon(receive)
     await server.serve(sockets=[socket.socket(fileno=child.boot.listen_fd)])
 

@@ -23,6 +23,7 @@ def _load(name: str) -> ModuleType:
 
 
 _load("tiny_models")
+_load("serving")
 
 
 @pytest.fixture(scope="session")
