@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -19,9 +18,9 @@ import msgspec
 
 from engine.config import EngineConfig
 from preprocess.config import MediaLimits, PreprocessConfig
+from server.model_source import ModelSourceError, default_model_name, model_folder
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
-BUNDLED_MODEL_NAME: Final = "beholder"
 MEBIBYTE: Final = 1 << 20
 
 
@@ -245,7 +244,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             SettingsError: No such folder, no such model, or no way to reach the hub: one line that says so.
         """
         names = self.served_model_name or (default_model_name(self.model),)
-        return msgspec.structs.replace(self, model=str(model_folder(self.model)), served_model_name=names)
+        try:
+            folder = model_folder(self.model)
+        except ModelSourceError as error:
+            raise SettingsError(f"--model: {error}") from None
+        return msgspec.structs.replace(self, model=str(folder), served_model_name=names)
 
 
 def flag_name(name: str) -> str:
@@ -366,79 +369,3 @@ def expected(field: Field) -> str:
     kind = "a whole number" if field.kind is int else "a number"
     unit = f" of {field.option.unit}" if field.option.unit else ""
     return f"{kind}{unit} from {field.option.low:g} to {field.option.high:g}" if field.option.low is not None else kind
-
-
-# ---- model folder ---------------------------------------------------------------------------------------------------
-
-# Weights, configuration, chat template, tokenizer. Nothing that runs code when it is loaded.
-HUB_FILES: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "vocab*", "merges.txt", "*.model")
-
-
-def bundled_model_folder() -> Path:
-    """Where the model that comes with Beholder lies: in a checkout, or below the installation's `share`."""
-    checkout = Path(__file__).resolve().parent.parent / "samples" / "model"
-    installed = Path(sys.prefix) / "share" / "beholder" / "model"
-    return checkout if (checkout / "config.json").is_file() else installed
-
-
-def default_model_name(model: str) -> str:
-    """The name of a model that nobody named: the hub's, or the folder's own."""
-    if not model:
-        return BUNDLED_MODEL_NAME
-    if Path(model).is_dir():
-        folder = Path(model).resolve()
-        return BUNDLED_MODEL_NAME if folder == bundled_model_folder().resolve() else folder.name
-    return model
-
-
-def model_folder(model: str) -> Path:
-    """The folder of a model given as folder, hub name, or nothing (the bundled one).
-
-    Raises:
-        SettingsError: It cannot be found, in one line.
-    """
-    folder = Path(model).expanduser() if model else bundled_model_folder()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SettingsError(f"--model: the folder {folder} holds no config.json, so it is no model folder")
-        return folder.resolve()
-    if not model:
-        raise SettingsError(f"The bundled model is missing: expected it in {folder}. Name another with --model FOLDER")
-    if folder.exists():
-        raise SettingsError(f"--model: {model!r} is a file; expected the folder that holds config.json and the weights")
-    parts = model.split("/")
-    if len(parts) != 2 or not all(parts) or parts[0] in {".", "..", "~"} or model.startswith(("/", "\\")):
-        raise SettingsError(
-            f"--model: there is no folder {model!r}; expected a folder or a hub name such as owner/name"
-        )
-    return _download(model)
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
-    except HFValidationError:
-        problem = f"{name!r} is neither a folder here nor a possible hub name (owner/name)"
-    except GatedRepoError:
-        problem = f"the hub asks for access rights to {name!r}: accept its terms there and log in with `hf auth login`"
-    except RepositoryNotFoundError:
-        problem = f"there is no folder {name!r} here, and the hub knows no public model of that name"
-    except LocalEntryNotFoundError:
-        problem = (
-            f"there is no folder {name!r} here, the model is not in the local hub cache, and the hub cannot be reached"
-        )
-    except Exception as error:  # The hub client raises errors of its HTTP library too: one line, never a traceback.
-        problem = f"{name!r} could not be downloaded from the hub ({type(error).__name__})"
-    else:
-        if (folder / "config.json").is_file():
-            return folder
-        problem = f"{name!r} on the hub holds no config.json, so it is no model folder"
-    raise SettingsError(f"--model: {problem}")

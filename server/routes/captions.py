@@ -19,7 +19,8 @@ from starlette.responses import Response
 
 from preprocess.errors import ClientError
 from preprocess.wire import Delta, ImageInfo
-from server.intake import Call, CaptionRequest, caption_call, caption_from_json, caption_from_text
+from server.intake import Call, caption_call, caption_from_json, caption_from_text
+from server.request_models import CaptionRequest
 from server.routes.answering import Answer, Arrival, Stream, collect, start
 from server.routes.chat import CompletionUsage, completion_usage
 from server.routes.connection import body_chunks, read_body

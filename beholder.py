@@ -1,0 +1,8 @@
+"""The Python API of Beholder: ``from beholder import Beholder``."""
+
+from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.wire import ImageInfo, Usage
+from server.offline import Beholder, Caption
+from server.settings import SettingsError
+
+__all__ = ["Beholder", "BeholderError", "Caption", "ClientError", "ImageInfo", "ServiceError", "SettingsError", "Usage"]

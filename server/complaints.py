@@ -1,0 +1,112 @@
+"""Refusals in this interface's words: which field, what came, what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from preprocess.errors import ClientError
+from server.request_models import ChatMessage, ImageContent, ImageUrl, StreamOptions, TextContent
+
+T = TypeVar("T")
+
+
+def invalid(param: str, message: str) -> ClientError:
+    """A field has a value that cannot be."""
+    return ClientError(message, code="invalid_value", param=param)
+
+
+def unsupported(param: str, message: str) -> ClientError:
+    """A field asks for something that is known and not served."""
+    return ClientError(message, code="unsupported_parameter", param=param)
+
+
+def unknown(name: str, known: Iterable[str], inside: str = "") -> ClientError:
+    """A field that does not exist, with the one that was probably meant."""
+    path = (f"{inside}.{name}" if inside else name)[:200]
+    close = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=0.7)
+    hint = f" Did you mean `{close[0]}`?" if close else ""
+    return ClientError(f"The field `{path}` is unknown.{hint}", code="unknown_parameter", param=path)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
+    """A request body from JSON.
+
+    Raises:
+        ClientError: It is no JSON, or not what is expected, naming the place.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise of_validation(error, decoder.type) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        detail = f": {error}" if isinstance(error, msgspec.DecodeError) and body else ""
+        empty = "" if body else " (the body is empty)"
+        raise ClientError(f"The body is no valid JSON{empty}{detail}.", code="invalid_json") from None
+    except RecursionError:
+        raise ClientError("The body's JSON is nested too deeply.", code="invalid_json") from None
+
+
+# msgspec's messages: "Expected `str`, got `int` - at `$.messages[0].role`".
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_WRONG_WORD: Final = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
+_WORDS_AT: Final = {
+    "role": "system, developer, user or assistant",
+    "type": "text or image_url",
+    "detail": "auto, low or high",
+    "format": "json or text",
+}
+_WRONG_TYPE: Final = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
+_JSON_WORDS: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+
+
+def of_validation(error: msgspec.ValidationError, model: Any, root: str = "") -> ClientError:
+    """msgspec's complaint in this interface's words.
+
+    Args:
+        error: What msgspec said.
+        model: The struct that was asked for.
+        root: Where in a request the value lies, for one that came without its surroundings.
+    """
+    text, _, where = str(error).rpartition(" - at `")
+    if not text:
+        text, where = str(error), ""
+    path = re.sub(r"^(key` in `)?\$\.?", "", where.rstrip("`")).replace("[...]", "[]")[:200]
+    if path.startswith("[") or not path:
+        path = root + path
+    extra = _UNKNOWN_FIELD.match(text)
+    if extra:
+        return unknown(extra[1], _fields_at(path, model), inside=path)
+    word, wrong = _WORDS_AT.get(path.rpartition(".")[2]), _WRONG_WORD.match(text)
+    if word and wrong:
+        return invalid(path, f"`{path}` is {wrong[1][:100]}; expected {word}.")
+    text = _WRONG_TYPE.sub(lambda found: f"expected `{_json_words(found[1])}`{found[2]}", text)
+    text = re.sub(r"got `(\w+)`", lambda found: f"got `{_JSON_WORDS.get(found[1], found[1])}`", text)[:400]
+    text = text[:1].lower() + text[1:]
+    if not path:
+        return ClientError(f"The body is not as expected: {text}.", code="invalid_type")
+    return ClientError(f"`{path}`: {text}.", code="invalid_type", param=path)
+
+
+def _json_words(types: str) -> str:
+    return " | ".join(_JSON_WORDS.get(word, word) for word in types.split(" | "))
+
+
+def _fields_at(path: str, model: Any) -> list[str]:
+    """Names that an object at a path may have."""
+    models: list[Any]
+    if path.endswith(".image_url"):
+        models = [ImageUrl]
+    elif path.endswith("stream_options"):
+        models = [StreamOptions]
+    elif ".content[" in path:
+        models = [TextContent, ImageContent]
+    elif path.endswith("]"):
+        models = [ChatMessage]
+    else:
+        models = [model]
+    return [field.name for struct in models for field in msgspec.structs.fields(struct)]

@@ -1,0 +1,381 @@
+"""The Python API: pictures in, text out, in this process and without a server.
+
+    with Beholder() as beholder:
+        print(beholder.caption("cat.jpg").text)
+
+It drives the stages that the server's processes wrap, so there is no second code path:
+
+    Job ─▶ Preparer ─▶ Engine ─▶ Detokenizer ─▶ deltas
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.wire import (
+    Delta,
+    GenerationOptions,
+    ImageInfo,
+    ImagePart,
+    Job,
+    Lease,
+    Message,
+    OutputStart,
+    Pixels,
+    Prepared,
+    Refused,
+    Rejected,
+    TextPart,
+    Usage,
+)
+from server.faults import rejection
+from server.intake import DEFAULT_PROMPT, messages_of
+from server.sampling_rules import sampling_options
+from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
+
+if TYPE_CHECKING:
+    import PIL.Image
+    import torch
+
+Picture: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image"
+"""A file, an encoded picture, or a Pillow image."""
+
+_PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+_NO_LIMIT: Final = 1 << 40
+
+
+class Caption(msgspec.Struct, frozen=True):
+    """What was said about one request, what it cost, and how long it took."""
+
+    text: str
+    finish_reason: str
+    images: list[ImageInfo]
+    usage: Usage
+    image_decode_ms: float
+    preprocess_ms: float
+    ttft_ms: float
+    total_ms: float
+
+
+class _Running:
+    """One request in the engine, and the deltas that nobody has taken yet."""
+
+    def __init__(self, prepared: Prepared, started_s: float) -> None:
+        self.request_id = prepared.request_id
+        self.prepared = prepared
+        self.started_s = started_s
+        self.first_token_s: float | None = None
+        self.deltas: deque[Delta] = deque()
+        self.text: list[str] = []
+        self.last: Delta | None = None
+
+    def put(self, delta: Delta) -> None:
+        if self.first_token_s is None and delta.token_ids:
+            self.first_token_s = time.monotonic()
+        if delta.text:
+            self.text.append(delta.text)
+        if delta.finish_reason is not None:
+            self.last = delta
+        self.deltas.append(delta)
+
+    def caption(self) -> Caption:
+        """The finished answer. Raises what made it fail."""
+        assert self.last is not None
+        if self.last.error is not None:
+            raise rejection(self.last.error)
+        if self.last.usage is None or self.last.finish_reason is None:
+            raise ServiceError("The engine ended the request without saying why.", code="aborted")
+        now = time.monotonic()
+        return Caption(
+            text="".join(self.text),
+            finish_reason=self.last.finish_reason,
+            images=self.prepared.images,
+            usage=self.last.usage,
+            image_decode_ms=self.prepared.decode_ms,
+            preprocess_ms=self.prepared.preprocess_ms,
+            ttft_ms=((self.first_token_s or now) - self.started_s) * 1e3,
+            total_ms=(now - self.started_s) * 1e3,
+        )
+
+
+class Beholder:
+    """A model, loaded and ready to look at pictures.
+
+    Requests that run at the same time share the engine's steps, from whichever thread they come.
+
+    Args:
+        model: Folder or hub name; None takes the bundled model.
+        settings: All options at once, instead of the two others.
+        **options: Options of `beholder caption`, such as ``threads=4``.
+
+    Raises:
+        SettingsError: An option is unknown, has no use without a server, or has a value that cannot be.
+        ServiceError: The model folder cannot be used.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, settings: Settings | None = None, **options: object
+    ) -> None:
+        for name in options:
+            if name not in OFFLINE_OPTIONS:
+                raise SettingsError(f"Unknown option {name}.{nearest(name, list(OFFLINE_OPTIONS))}")
+        if settings is None:
+            settings = Settings.load({"model": None if model is None else os.fspath(model), **options})
+        elif model is not None or options:
+            raise SettingsError("Either `settings` or single options can be given, not both")
+        self.settings = settings.resolve_model()
+
+        from engine.core import Engine  # imports torch
+        from engine.load import load_runner
+        from preprocess.detokenise import Detokenizer
+        from preprocess.prepare import Preparer
+
+        config = msgspec.structs.replace(
+            self.settings.engine_config(), max_waiting=_NO_LIMIT, max_waiting_tokens=_NO_LIMIT
+        )
+        self._preparer = Preparer(self.settings.preprocess_config(), None)
+        self._engine = Engine(config, load_runner(config))
+        self._detokenizer = Detokenizer(config.model)
+        self._running: dict[str, _Running] = {}
+        self._serial = itertools.count()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Beholder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget every running request. What was loaded is freed with this object."""
+        with self._lock:
+            self._engine.reset()
+            self._detokenizer.reset()
+            self._running.clear()
+
+    # ---- what people call --------------------------------------------------------------------------------------------
+
+    def caption(
+        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+    ) -> Caption:
+        """Describe one picture, or several together.
+
+        Args:
+            picture: A file, encoded bytes or a Pillow image; a list of them is looked at together.
+            prompt: What to ask.
+            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface.
+
+        Raises:
+            ClientError: The picture or a field cannot be served.
+        """
+        return self._finish(self._submit(_question(picture, prompt), sampling_options(sampling)))
+
+    def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
+        """Answer a conversation.
+
+        Args:
+            messages: As in OpenAI's chat completions; besides, a part ``{"type": "image", "image": …}`` takes whatever
+                `caption` takes.
+            **sampling: As for `caption`.
+        """
+        turns = messages_of(_with_data_urls(messages), self.settings)
+        return self._finish(self._submit(turns, sampling_options(sampling)))
+
+    def stream(
+        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+    ) -> Iterator[str]:
+        """Like `caption`, but gives the text piece by piece. Closing the iterator stops the work.
+
+        Refusals are raised here, before the first piece is asked for.
+        """
+        return self._pieces(self._submit(_question(picture, prompt), sampling_options(sampling)))
+
+    def caption_all(
+        self, pictures: Iterable[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+    ) -> Iterator[Caption | BeholderError]:
+        """Describe many pictures, as many at once as the engine runs, and give the answers in order as they are ready.
+
+        One picture that cannot be served does not stop the others: its place holds the error.
+        """
+        options = sampling_options(sampling)
+        waiting = iter(pictures)
+        running: deque[_Running | BeholderError] = deque()
+        exhausted = False
+        try:
+            while True:
+                while not exhausted and self._num_active(running) < self.settings.max_running:
+                    picture = next(waiting, None)
+                    if picture is None:
+                        exhausted = True
+                        break
+                    try:
+                        running.append(self._submit(_question(picture, prompt), options))
+                    except BeholderError as error:
+                        running.append(error)
+                    self._step()  # those that run need not wait until all are prepared
+                while running and (isinstance(running[0], BeholderError) or running[0].last is not None):
+                    yield _outcome(running.popleft())
+                if exhausted and not running:
+                    return
+                self._step()
+        finally:
+            for left in running:
+                if isinstance(left, _Running):
+                    self._cancel(left)
+
+    # ---- the stages --------------------------------------------------------------------------------------------------
+
+    def _submit(self, messages: list[Message], options: GenerationOptions) -> _Running:
+        started_s = time.monotonic()
+        request_id = f"offline-{next(self._serial)}"
+        prepared = self._preparer.prepare(Job(request_id, messages, options, Lease(), started_s))
+        if isinstance(prepared, Refused):
+            family = ClientError if prepared.status < 500 else ServiceError
+            raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
+        running = _Running(prepared, started_s)
+        with self._lock:
+            admission = self._engine.submit(prepared.request, _pixels)
+            if isinstance(admission, Rejected):
+                raise rejection(admission)
+            self._running[request_id] = running
+        return running
+
+    def _step(self) -> None:
+        """One engine step for all requests; what it made goes to those that it belongs to."""
+        with self._lock:
+            for output in self._engine.step():
+                if isinstance(output, OutputStart):
+                    self._detokenizer.start(output)
+                    continue
+                deltas, stops = self._detokenizer.feed(output)
+                for stop in stops:
+                    self._engine.stop(stop.request_id, stop.num_tokens)
+                for delta in deltas:
+                    running = self._running.get(delta.request_id)
+                    if running is not None:
+                        running.put(delta)
+                        if running.last is not None:
+                            del self._running[delta.request_id]
+
+    def _finish(self, running: _Running) -> Caption:
+        try:
+            while running.last is None:
+                self._step()
+        finally:
+            self._cancel(running)
+        return running.caption()
+
+    def _pieces(self, running: _Running) -> Iterator[str]:
+        try:
+            while True:
+                while running.deltas:
+                    text = running.deltas.popleft().text
+                    if text:
+                        yield text
+                if running.last is not None:
+                    break
+                self._step()
+        finally:
+            self._cancel(running)
+        running.caption()  # raises what made it fail
+
+    def _cancel(self, running: _Running) -> None:
+        """Stop a request that has not finished; its memory is free after the next step."""
+        with self._lock:
+            if self._running.pop(running.request_id, None) is None:
+                return
+            self._engine.abort(running.request_id)
+        self._step()
+
+    @staticmethod
+    def _num_active(running: Iterable[_Running | BeholderError]) -> int:
+        return sum(isinstance(item, _Running) and item.last is None for item in running)
+
+
+def _outcome(item: _Running | BeholderError) -> Caption | BeholderError:
+    if isinstance(item, BeholderError):
+        return item
+    try:
+        return item.caption()
+    except BeholderError as error:
+        return error
+
+
+def _pixels(pixels: Pixels) -> torch.Tensor:
+    """uint8 (tiles, height, width, 3)."""
+    import torch
+
+    return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
+
+
+# ---- what people give -----------------------------------------------------------------------------------------------
+
+
+def _question(picture: Picture | Sequence[Picture], prompt: str) -> list[Message]:
+    pictures = picture if isinstance(picture, (list, tuple)) else [picture]
+    if not pictures:
+        raise ClientError("There is no picture; expected at least one.", code="image_missing", param="picture")
+    images = [ImagePart(data=_encoded(item)) for item in pictures]
+    return [Message("user", [*images, TextPart(prompt)])]
+
+
+def _encoded(picture: object) -> bytes:
+    """The bytes of a picture in a file format.
+
+    Raises:
+        ClientError: The file cannot be read, or it is no picture at all.
+    """
+    if isinstance(picture, (bytes, bytearray, memoryview)):
+        return bytes(picture)
+    if isinstance(picture, (str, os.PathLike)):
+        try:
+            return Path(picture).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a possible file name"
+            raise ClientError(f"{os.fspath(picture)!r} cannot be read: {reason}.", code="image_unreadable") from None
+    import PIL.Image
+
+    if not isinstance(picture, PIL.Image.Image):
+        raise ClientError(
+            f"A {type(picture).__name__} is no picture; expected a file name, encoded bytes or a Pillow image.",
+            code="image_unreadable",
+        )
+    file = io.BytesIO()
+    shown = picture if picture.mode in _PNG_MODES else picture.convert("RGB")
+    shown.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _with_data_urls(messages: Sequence[Mapping[str, object]]) -> list[Any]:
+    """The messages with every ``{"type": "image"}`` part as the `image_url` part that it stands for."""
+    return [
+        {**message, "content": [_as_image_url(part) for part in content]}
+        if isinstance(message, Mapping) and isinstance(content := message.get("content"), (list, tuple))
+        else message
+        for message in messages
+    ]
+
+
+def _as_image_url(part: object) -> object:
+    if not isinstance(part, Mapping) or part.get("type") != "image" or set(part) - {"type", "image", "detail"}:
+        return part
+    data = base64.b64encode(_encoded(part.get("image"))).decode()
+    image_url = {"url": f"data:application/octet-stream;base64,{data}"}
+    if "detail" in part:
+        image_url["detail"] = part["detail"]
+    return {"type": "image_url", "image_url": image_url}

@@ -1,0 +1,1 @@
+"""HTTP routes, one file an endpoint, and what they share."""
