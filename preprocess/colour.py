@@ -38,10 +38,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    transparency = image.info.get("transparency")
-    if image.mode == "RGB" and isinstance(transparency, tuple) and max(transparency) > 255:
-        image.info["transparency"] = tuple(value >> 8 for value in transparency)  # 16 bits a channel, read as 8
-    if image.mode == "CMYK" or image.mode == "YCbCr":
+    if image.mode in ("CMYK", "YCbCr", "HSV", "RGBX"):  # they have no transparent colour, whatever the file says
         return image.convert("RGB")
     with_alpha = image if image.mode == "RGBA" else image.convert("RGBA")
     canvas = Image.new("RGB", image.size, _WHITE)

@@ -7,6 +7,7 @@ decoder text gets out, since it may carry addresses and file paths (CVE-2026-227
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def decode(data: bytes, limits: MediaLimits, draft_size: DraftSize | None = None
         warnings.simplefilter("ignore")  # Pillow's remarks on odd files are not for our log
         image = _open(data, found, limits)
         with image:
-            orientation = _orientation(image)
+            orientation = 1 if found.pillow == "TIFF" else _orientation(image)  # Pillow turns TIFF itself
             width, height = _check_size(image.size, limits)
             if draft_size is not None and found.pillow == "JPEG":
                 _draft(image, orientation, draft_size)
@@ -88,7 +89,8 @@ def _open(data: bytes, found: PictureFormat, limits: MediaLimits) -> Image.Image
     try:
         return Image.open(io.BytesIO(data), formats=[found.pillow])
     except Image.DecompressionBombError as error:
-        raise _too_many_pixels("more pixels than can be decoded safely", limits) from error
+        number = re.search(r"\((\d+) pixels\)", str(error))
+        raise _too_many_pixels(f"{int(number[1]):,}" if number else "far too many", limits) from error
     except MemoryError:
         raise
     except Exception as error:  # plugins raise nearly every type there is on hostile bytes
@@ -99,11 +101,22 @@ def _load(image: Image.Image, data: bytes, found: PictureFormat) -> Image.Image:
     """Decode all pixels and make them RGB."""
     try:
         image.load()
+        if found.pillow == "PNG":
+            _scale_transparent_colour(image, bit_depth=data[24])
         return to_rgb(image)
     except (ClientError, MemoryError):
         raise
     except Exception as error:  # as in `_open`
         raise _unreadable(data, found) from error
+
+
+def _scale_transparent_colour(image: Image.Image, bit_depth: int) -> None:
+    """PNG names the transparent colour in the file's own depth, but Pillow has brought the pixels to 8 bits."""
+    colour = image.info.get("transparency")
+    if image.mode == "L" and isinstance(colour, int) and bit_depth < 8:
+        image.info["transparency"] = colour * 255 // (2**bit_depth - 1)
+    elif image.mode == "RGB" and isinstance(colour, tuple) and bit_depth == 16:
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
 
 
 def _check_size(size: tuple[int, int], limits: MediaLimits) -> tuple[int, int]:
@@ -116,7 +129,7 @@ def _check_size(size: tuple[int, int], limits: MediaLimits) -> tuple[int, int]:
             code="image_too_large",
         )
     if width * height > limits.max_image_pixels:
-        raise _too_many_pixels(f"{width:,} × {height:,} pixels", limits)
+        raise _too_many_pixels(f"{width:,} × {height:,}", limits)
     return width, height
 
 
@@ -141,7 +154,7 @@ def _draft(image: Image.Image, orientation: int, draft_size: DraftSize) -> None:
 
 def _too_many_pixels(what: str, limits: MediaLimits) -> ClientError:
     return ClientError(
-        f"the picture has {what}; at most {limits.max_image_pixels:,} pixels are accepted", code="image_too_large"
+        f"the picture has {what} pixels; at most {limits.max_image_pixels:,} are accepted", code="image_too_large"
     )
 
 

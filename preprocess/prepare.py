@@ -177,7 +177,7 @@ class Preparer:
         family, detail = self._family, part.detail
 
         def draft_size(width: int, height: int) -> tuple[int, int]:
-            return family.draft_size(family.layout(width, height, detail))
+            return family.layout(width, height, detail).draft_size
 
         picture = decode(data, limits, None if self._config.exact_decode else draft_size)
         layout = family.layout(picture.width, picture.height, detail)

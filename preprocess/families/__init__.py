@@ -39,10 +39,6 @@ class Family(Protocol):
         """How a picture of this size (upright) is resized and cut."""
         ...
 
-    def draft_size(self, layout: PictureLayout) -> tuple[int, int]:
-        """(width, height) below which a reduced-scale decode must not go."""
-        ...
-
     def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
         """Resize an upright RGB picture, and cut it, into `out` (tiles, height, width, 3)."""
         ...

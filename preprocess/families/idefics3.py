@@ -68,10 +68,6 @@ class Idefics3:
             steps.append((self._tile, self._tile))
         return PictureLayout(tuple(steps), rows, columns, self._tile, self._tile, self._tokens_per_tile)
 
-    def draft_size(self, layout: PictureLayout) -> tuple[int, int]:
-        """See `Family.draft_size`: what the first resize makes."""
-        return layout.steps[0]
-
     def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
         """See `Family.fill`."""
         for step in layout.steps:
@@ -107,7 +103,7 @@ class Idefics3:
         if self._fixed_size is not None:
             width, height = self._fixed_size
         elif self._longest_edge is not None:
-            width = height = min(self._longest_edge + 1, _MAX_RESIZED_SIDE)
+            width = height = min(_even(self._longest_edge), _MAX_RESIZED_SIDE)
         else:
             width = height = _MAX_RESIZED_SIDE
         return math.ceil(width / self._tile) * math.ceil(height / self._tile) + 1
