@@ -116,6 +116,8 @@ class Engine:
 
     def step(self) -> list[OutputStart | TokenEvents]:
         """Compute one batch and return what it gave. Empty when there is nothing to do."""
+        if not self._sequences:
+            return self._outputs.take()
         self._end_flagged()
         plan = self.scheduler.schedule(self._clock())
         if plan.stuck is not None:

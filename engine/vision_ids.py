@@ -31,7 +31,7 @@ class VisionIds:
         self.capacity = capacity
         self._next = FIRST_VISION_ID
         self._table: OrderedDict[tuple[bytes, int], _Interned] = OrderedDict()
-        self._num_pinned = 0
+        self.num_pinned = 0
 
     def __len__(self) -> int:
         return len(self._table)
@@ -44,7 +44,7 @@ class VisionIds:
             entry = self._table[key] = _Interned(self._next, 0)
             self._next += num_tokens
         self._table.move_to_end(key)
-        self._num_pinned += entry.pins == 0
+        self.num_pinned += entry.pins == 0
         entry.pins += 1
         self._forget()
         return entry.base
@@ -53,17 +53,17 @@ class VisionIds:
         """A live sequence with this picture ended. Raises KeyError for what is not pinned."""
         entry = self._table[(digest, num_tokens)]
         entry.pins -= 1
-        self._num_pinned -= entry.pins == 0
+        self.num_pinned -= entry.pins == 0
         self._forget()
 
     def check(self, pins: dict[tuple[bytes, int], int]) -> None:
         """Prove that the given pins of live sequences are all there are. Raises AssertionError otherwise."""
         noted = {key: entry.pins for key, entry in self._table.items() if entry.pins}
         assert noted == pins, f"{len(noted)} digests pinned, {len(pins)} in use"
-        assert self._num_pinned == len(pins)
-        assert len(self._table) - self._num_pinned <= self.capacity
+        assert self.num_pinned == len(pins)
+        assert len(self._table) - self.num_pinned <= self.capacity
 
     def _forget(self) -> None:
-        while len(self._table) - self._num_pinned > self.capacity:
+        while len(self._table) - self.num_pinned > self.capacity:
             victim = next(key for key, entry in self._table.items() if not entry.pins)
             del self._table[victim]

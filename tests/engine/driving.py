@@ -1,0 +1,171 @@
+"""Drives an engine in tests: builds requests, steps, and keeps what each request was told, checking that it is
+well-formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from preprocess.wire import (
+    Admitted,
+    EngineRequest,
+    MediaItem,
+    OutputStart,
+    Pixels,
+    Rejected,
+    SamplingParams,
+    TextOptions,
+    TokenEvent,
+    Usage,
+)
+from tests.engine.fake_runner import FakeRunner, load
+
+PLACEHOLDER = 7
+
+
+def picture(content: int, *spans: tuple[int, int]) -> MediaItem:
+    """A picture at the given (start, length) runs of the prompt; `content` and the number of tokens tell it apart."""
+    num_tokens = sum(length for _, length in spans)
+    data = bytes((content * 31 + tile * 7 + channel) % 251 for tile in range(num_tokens) for channel in range(3))
+    digest = content.to_bytes(16, "little") + num_tokens.to_bytes(16, "little")
+    return MediaItem(digest, Pixels((num_tokens, 1, 1, 3), inline=data), list(spans))
+
+
+def request(
+    request_id: str,
+    prompt: Sequence[int],
+    media: Sequence[MediaItem] = (),
+    *,
+    max_tokens: int = 8,
+    min_tokens: int = 0,
+    stop_token_ids: Sequence[int] = (),
+    seed: int = 0,
+    priority: int = 0,
+    repetition_penalty: float = 1.0,
+) -> EngineRequest:
+    """A request; positions under its pictures get a placeholder, whatever `prompt` says there."""
+    ids = np.array(prompt, dtype="<i8")
+    for item in media:
+        for start, count in item.spans:
+            ids[start : start + count] = PLACEHOLDER
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        seed=seed,
+        stop_token_ids=list(stop_token_ids),
+        repetition_penalty=repetition_penalty,
+    )
+    return EngineRequest(request_id, ids.tobytes(), list(media), sampling, TextOptions(), 0.0, priority=priority)
+
+
+@dataclass
+class Told:
+    """What the detokenizer was told of a request."""
+
+    ids: list[int] = field(default_factory=list)
+    finish: TokenEvent | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """How it ended, if it did."""
+        return self.finish.finish_reason if self.finish else None
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of a finished request."""
+        assert self.finish is not None
+        assert self.finish.usage is not None
+        return self.finish.usage
+
+    def take(self, event: TokenEvent) -> None:
+        """One event more; none may follow the finish, and none may skip or repeat an output index."""
+        assert self.finish is None, "an event after the end"
+        assert event.first_index == len(self.ids) or (event.finish_reason == "stop" and not event.token_ids)
+        self.ids.extend(event.token_ids)
+        if event.finish_reason is not None:
+            assert event.usage is not None
+            assert (event.error is not None) == (event.finish_reason == "error")
+            self.finish = event
+
+
+class Driver:
+    """An engine that checks itself after every step, over a fake runner. `told` is what came of each request."""
+
+    def __init__(
+        self,
+        runner: FakeRunner | None = None,
+        *,
+        max_batched_tokens: int = 16,
+        max_running: int = 8,
+        max_context: int = 0,
+        max_waiting: int = 256,
+        max_waiting_tokens: int = 100_000,
+        vision_cache_tokens: int = 1000,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.runner = runner or FakeRunner()
+        self.runner.budget = max_batched_tokens
+        self.now_s = 0.0
+        config = EngineConfig(
+            model="",
+            max_running=max_running,
+            max_context=max_context,
+            max_batched_tokens=max_batched_tokens,
+            max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+            vision_cache_bytes=vision_cache_tokens * FakeRunner.embedding_bytes,
+            prefix_cache=prefix_cache,
+            check=True,
+        )
+        self.engine = Engine(config, self.runner, lambda: self.now_s)
+        self.told: dict[str, Told] = {}
+
+    def submit(self, *requests: EngineRequest) -> None:
+        """Queue requests that must be admitted."""
+        for wanted in requests:
+            answer = self.engine.submit(wanted, load)
+            assert answer == Admitted(wanted.request_id), answer
+
+    def refuse(self, wanted: EngineRequest) -> Rejected:
+        """Send a request that must be refused."""
+        answer = self.engine.submit(wanted, load)
+        assert isinstance(answer, Rejected), answer
+        self.engine.check()
+        return answer
+
+    def step(self, count: int = 1) -> None:
+        """Step, and take what the steps told."""
+        for _ in range(count):
+            self.now_s += 0.001
+            for message in self.engine.step():
+                if isinstance(message, OutputStart):
+                    assert message.request_id not in self.told, "a request starts twice"
+                    self.told[message.request_id] = Told()
+                    continue
+                for event in message.events:
+                    self.told[event.request_id].take(event)
+            for complaint in self.runner.complaints:
+                raise complaint
+
+    def finish(self, *, max_steps: int = 2000) -> dict[str, Told]:
+        """Step until nothing is left; then nothing may be held."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, f"not done after {max_steps} steps"
+        self.engine.check()
+        assert self.engine.stats().kv_slots_used == 0
+        assert self.engine.intake.vision_ids.num_pinned == 0
+        assert all(told.finish is not None for told in self.told.values())
+        return self.told
+
+    def run(self, *requests: EngineRequest) -> dict[str, Told]:
+        """Submit, finish."""
+        self.submit(*requests)
+        return self.finish()
