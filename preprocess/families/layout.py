@@ -59,8 +59,7 @@ class PictureLayout:
     def draft_size(self) -> tuple[int, int]:
         """(width, height) that a reduced-scale decode must at least have, to lose nothing that is seen."""
         widths, heights = zip(*self.steps, strict=True)
-        seen_width, seen_height = self.steps[-1]
-        return (
-            max(*widths, math.ceil(seen_width * _DRAFT_MARGIN)),
-            max(*heights, math.ceil(seen_height * _DRAFT_MARGIN)),
+        return (  # the smallest step decides what is seen
+            max(*widths, math.ceil(min(widths) * _DRAFT_MARGIN)),
+            max(*heights, math.ceil(min(heights) * _DRAFT_MARGIN)),
         )
