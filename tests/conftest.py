@@ -22,7 +22,8 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-_load("tiny_models")
+for _name in ("tiny_models", "packed_models"):
+    _load(_name)
 _load("serving")
 
 
