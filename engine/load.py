@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.models.llama import Llama
 from engine.runner import TorchRunner, VisionEncoder
 from preprocess.blocks.checkpoint import Checkpoint
-from preprocess.blocks.fields import ModelError
+from preprocess.errors import ModelError
 from preprocess.vision.idefics3 import Idefics3Encoder
 
 CPU_KV_TOKENS: Final = 65_536

@@ -60,3 +60,10 @@ class ServiceError(BeholderError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, status=status, code=code, param=param, retry_after_s=retry_after_s)
+
+
+class ModelError(ServiceError):
+    """The model folder cannot be served as it is. The message names the field, what came and what would work."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="model_unusable", status=500)

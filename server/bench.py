@@ -6,6 +6,7 @@ as `beholder serve` does, with all its processes; everything is measured as a cl
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import io
@@ -29,6 +30,8 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from server.settings import Settings
+
 PROMPT: Final = "Describe the picture in detail, with all the things that you can see in it."
 DECODE_TOKENS: Final = 128
 READY_TIMEOUT_S: Final = 120.0
@@ -47,19 +50,26 @@ class Round:
     resident_mb: float
 
 
-def main(model: str, rounds: int = 3, requests: int = 20, as_json: bool = False) -> int:
-    """Measure `model` (a folder) in `rounds` rounds and print a table, or JSON.
+def main(arguments: list[str]) -> int:
+    """Measure in rounds and print a table, or JSON; the exit code of the command.
 
     Raises:
         RuntimeError: The server did not become ready, or a request failed.
     """
+    parser = argparse.ArgumentParser(prog="beholder bench", description=__doc__)
+    parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
+    parser.add_argument("--requests", type=int, default=20, help="pictures for TTFT in each round (default: 20)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    model = Settings.load({"model": options.model}).resolve_model().model
     with _server(model) as (port, process), _reference(model) as reference:
         results = []
-        for number in range(rounds):
-            results.append(_round(port, process, reference, number, requests))
-            print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+        for number in range(options.rounds):
+            results.append(_round(port, process, reference, number, options.requests))
+            print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
     rows = _rows(results)
-    if as_json:
+    if options.json:
         print(json.dumps([{"figure": r[0], "median": r[1], "low": r[2], "high": r[3], "asked": r[4]} for r in rows]))
     else:
         _print(rows)

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionPlan
 from preprocess.blocks.checkpoint import Checkpoint
-from preprocess.blocks.fields import Fields, ModelError
+from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import RMSNorm
 from preprocess.blocks.rope import Rope, RopeConfig
+from preprocess.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

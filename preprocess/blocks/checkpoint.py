@@ -12,8 +12,9 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 
-from preprocess.blocks.fields import Fields, ModelError, read_json
+from preprocess.blocks.fields import Fields, read_json
 from preprocess.blocks.packed import SUFFIXES, Quantisation, dequantise
+from preprocess.errors import ModelError
 
 _IGNORED: Final = (".rotary_emb.inv_freq",)
 """Buffers that older transformers versions stored; they follow from the configuration."""

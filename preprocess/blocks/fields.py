@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from preprocess.errors import ModelError
+
 _MISSING: Any = object()
-
-
-class ModelError(Exception):
-    """The model folder cannot be served as it is. Its message names the field, what came and what would work."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

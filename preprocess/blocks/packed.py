@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import torch
 
-from preprocess.blocks.fields import Fields, ModelError
+from preprocess.blocks.fields import Fields
+from preprocess.errors import ModelError
 
 SUFFIXES: Final = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
 

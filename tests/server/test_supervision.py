@@ -1,0 +1,278 @@
+"""Real processes: what a client sees when one of them dies, and what is left afterwards (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from PIL import Image
+from serving import Served
+
+NOTICE_S = 1.0
+RECOVER_S = 30.0
+
+
+def jpeg(seed: int, size: tuple[int, int] = (320, 240)) -> bytes:
+    out = io.BytesIO()
+    colour = tuple(random.Random(seed).randrange(256) for _ in range(3))
+    Image.new("RGB", size, colour).save(out, "JPEG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path) -> Iterator[Served]:
+    with Served(tiny_model, dtype="float32", max_running=8, kv_tokens=4096) as server:
+        yield server
+
+
+@pytest.fixture
+def sound(served: Served) -> Iterator[Served]:
+    """The shared server, whole before and after the test."""
+    served.wait_until_ready()
+    yield served
+    served.wait_until_ready()
+    assert_idle(served)
+    assert served.caption(jpeg(1), max_tokens=4).status_code == 200
+
+
+def assert_idle(served: Served, timeout_s: float = 10) -> None:
+    """Nothing runs, waits or is leased; the engine, which checks its pool when it goes idle, is the same process."""
+    names = ["vllm:num_requests_running", "vllm:num_requests_waiting", "beholder_arena_used_bytes"]
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        values = [served.metric(name) for name in names]
+        if not any(values):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not idle: {dict(zip(names, values, strict=True))}")
+
+
+class Stream(threading.Thread):
+    """One streamed chat in the background; `lines` are the data lines that came, `error` how the connection ended."""
+
+    def __init__(self, served: Served, max_tokens: int = 400, picture: bytes | None = None) -> None:
+        super().__init__(daemon=True)
+        self.url = served.url
+        self.body = {
+            "messages": [{"role": "user", "content": "tell me everything"}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self.lines: list[str] = []
+        self.status = 0
+        self.error: Exception | None = None
+        self.first = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=self.body, timeout=60) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.lines.append(line[6:])
+                        if '"content":"' in line and '"content":""' not in line:
+                            self.first.set()
+        except httpx.HTTPError as error:
+            self.error = error
+        self.first.set()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("role", ["engine", "detokenizer"])
+def test_a_killed_process_ends_its_streams_with_an_error_and_comes_back(sound: Served, role: str) -> None:
+    streams = [Stream(sound, max_tokens=900) for _ in range(3)]
+    for stream in streams:
+        assert stream.first.wait(20)
+    (pid,) = sound.pids(role)
+    kill(pid)
+    killed = time.monotonic()
+    for stream in streams:
+        stream.join(NOTICE_S + 1)
+        assert not stream.is_alive()
+    assert time.monotonic() - killed < NOTICE_S
+    for stream in streams:
+        assert stream.error is None
+        assert "[DONE]" not in stream.lines
+        error = json.loads(stream.lines[-1])["error"]
+        assert f"the {role} stopped" in error["message"]
+    refused = sound.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    assert refused.status_code in (200, 503)  # 200 when it is already back
+    assert sound.client.get("/health").status_code == 200
+    sound.wait_until_ready(RECOVER_S)
+    assert sound.pids(role) != [pid]
+
+
+def test_a_killed_server_process_comes_back_on_the_same_port(sound: Served) -> None:
+    stream = Stream(sound, max_tokens=900)
+    assert stream.first.wait(20)
+    (pid,) = sound.pids("server")
+    workers = sound.pids("preprocess")
+    kill(pid)
+    stream.join(5)
+    assert "[DONE]" not in stream.lines
+    sound.wait_until_ready(RECOVER_S)
+    assert sound.pids("server") != [pid]
+    assert not set(workers) & set(sound.pids("preprocess"))  # none may write where the new server leases
+    assert_idle(sound)
+
+
+def test_killed_workers_lose_no_request(sound: Served) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask(seed: int) -> None:
+        answers.append(sound.caption(jpeg(seed, (2000, 1500)), max_tokens=4))
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    kill(sound.pids("preprocess")[0])
+    for thread in threads:
+        thread.join(60)
+    assert [answer.status_code for answer in answers] == [200] * 12
+
+
+def test_disconnects_at_random_times_leave_the_pool_whole(sound: Served) -> None:
+    (engine,) = sound.pids("engine")
+    generator = random.Random(5)
+
+    def one(seed: int) -> None:
+        body = {
+            "messages": [{"role": "user", "content": f"story {seed}"}],
+            "max_tokens": 60,
+            "ignore_eos": True,
+            "stream": bool(seed % 2),
+        }
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(f"{sound.url}/v1/chat/completions", json=body, timeout=times[seed])
+
+    times = [generator.uniform(0.001, 0.3) for _ in range(200)]
+    waiting = iter(range(200))
+    lock = threading.Lock()
+
+    def client() -> None:
+        while True:
+            with lock:
+                seed = next(waiting, None)
+            if seed is None:
+                return
+            one(seed)
+
+    clients = [threading.Thread(target=client) for _ in range(16)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join(120)
+    assert_idle(sound)
+    assert sound.pids("engine") == [engine]
+
+
+def test_only_the_engine_loads_torch(sound: Served) -> None:
+    for role in ("server", "preprocess", "detokenizer", "engine"):
+        for pid in sound.pids(role):
+            loaded = "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+            assert loaded == (role == "engine"), role
+
+
+def test_a_picture_over_its_deadline_is_refused_and_others_go_on(tiny_model: Path) -> None:
+    slow = io.BytesIO()
+    Image.effect_noise((4500, 4500), 80).save(slow, "PNG", compress_level=1)
+    with Served(tiny_model, workers=1, preprocess_deadline_s=0.1) as server:
+        quick: list[int] = []
+        started = threading.Thread(target=lambda: quick.append(server.caption(jpeg(3), max_tokens=2).status_code))
+        refused: list[httpx.Response] = []
+        first = threading.Thread(target=lambda: refused.append(server.caption(slow.getvalue(), max_tokens=2)))
+        first.start()
+        time.sleep(0.05)
+        started.start()
+        first.join(30)
+        started.join(30)
+        assert refused[0].status_code == 422
+        assert refused[0].json()["error"]["code"] == "image_timeout"
+        assert quick == [200]
+        server.wait_until_ready()
+
+
+def test_sigterm_lets_running_streams_finish_and_leaves_nothing(tiny_model: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with Served(tiny_model) as server:
+        family = server.family()
+        assert len(family) == 5
+        stream = Stream(server, max_tokens=300)
+        assert stream.first.wait(20)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join(30)
+        assert stream.lines[-1] == "[DONE]"
+        assert server.process.wait(20) == 0
+        assert not [process for process in family if process.is_running()]
+        assert os.listdir(server.sockets.name) == []
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_streams_longer_than_the_grace_time_end_with_an_error(tiny_model: Path) -> None:
+    with Served(tiny_model, grace_s=0.2) as server:
+        stream = Stream(server, max_tokens=1000)
+        assert stream.first.wait(20)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join(20)
+        assert server.process.wait(20) == 0
+        assert "[DONE]" not in stream.lines
+        assert json.loads(stream.lines[-1])["error"]["code"] == "draining"
+
+
+def test_a_launcher_killed_outright_takes_every_child_along(tiny_model: Path) -> None:
+    with Served(tiny_model) as server:
+        family = server.family()
+        kill(server.process.pid)
+        server.process.wait(5)
+        _, alive = psutil.wait_procs(family, timeout=3)
+        assert not alive
+    with Served(tiny_model) as server:
+        assert server.client.get("/ready").status_code == 200
+
+
+def test_it_starts_in_a_folder_that_holds_somebodys_own_modules(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("server", "preprocess"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('not mine')")
+    for name in ("engine.py", "msgspec.py", "torch.py", "signal.py"):
+        (tmp_path / name).write_text("raise SystemExit('not mine')")
+    with Served(tiny_model, cwd=tmp_path) as server:
+        assert server.caption(jpeg(2), max_tokens=2).status_code == 200
+
+
+def test_a_port_in_use_is_one_clear_line(tiny_model: Path, served: Served) -> None:
+    port = served.url.rsplit(":", 1)[1]
+    with Served(tiny_model, wait=False) as _:
+        pass
+    with Served(tiny_model, wait=False, port=port) as second:
+        assert second.process.wait(20) == 2
+        lines = [line for line in second.text().splitlines() if line]
+        assert len(lines) == 1
+        assert f"port {port}" in lines[0]
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_clear_line(tiny_model: Path, tmp_path: Path) -> None:
+    for file in tiny_model.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with Served(tmp_path, wait=False) as server:
+        assert server.process.wait(30) == 1
+        assert "safetensors" in server.text()
+        assert "Traceback" not in server.text()
