@@ -60,6 +60,8 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """A new request, or one that was retracted."""
+        if not self._sequences:
+            self._admissions.clear()  # the time that nobody waited says nothing about how fast a queue moves
         self._sequences[sequence.serial] = sequence
         self.num_tokens += sequence.num_prompt_tokens
 
