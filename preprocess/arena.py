@@ -9,6 +9,7 @@ the processes: the file has no name, and its descriptor is inherited.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from bisect import bisect_left, insort
@@ -35,10 +36,14 @@ class Arena:
     def create(cls, size: int) -> Arena:
         """A new arena, every page of it reserved now: running out later would kill a process with SIGBUS.
 
-        Raises `OSError` when there is not that much memory.
+        Raises `OSError` when there is not that much memory. The kernel would not say so: an anonymous file has no
+        limit of its own, and reserving too much makes it kill processes, first or last this one.
         """
         if size < 1:
             raise ValueError(f"an arena needs at least one byte, not {size}")
+        available = _available_memory()
+        if size > available:
+            raise OSError(errno.ENOMEM, f"an arena of {size:,} bytes was asked for, {available:,} bytes are available")
         fd = os.memfd_create("beholder-arena", 0)  # flags 0: children inherit it where the launcher says so
         try:
             os.posix_fallocate(fd, 0, size)
@@ -73,6 +78,16 @@ class Arena:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping, as Linux estimates them."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    raise OSError(errno.ENOTSUP, "/proc/meminfo does not say how much memory is available")
 
 
 class LeaseTable:
