@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
@@ -91,29 +90,29 @@ def caption(
 ) -> None:
     """Describe pictures here and now, without a server. Several are described in the order given."""
     from preprocess.errors import BeholderError
+    from server.offline import Beholder
 
-    settings = Settings.load(given, os.environ)
-    offline = importlib.import_module("server.offline")
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     failed = False
-    with offline.Beholder(settings=settings) as beholder:
+    try:
+        beholder = Beholder(settings=Settings.load(given, os.environ))
+    except BeholderError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        raise typer.Exit(1) from None
+    with beholder:
         for file in files:
             try:
                 if json:
-                    answer = beholder.caption(
-                        file, prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed
-                    )
-                    typer.echo(msgspec.json.encode({"file": str(file), **msgspec.to_builtins(answer)}))
-                    continue
-                if len(files) > 1:
-                    typer.echo(f"{file}: ", nl=False)
-                for text in beholder.stream(
-                    file, prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed
-                ):
-                    typer.echo(text, nl=False)
-                typer.echo("")
-            except (BeholderError, OSError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                typer.echo(f"beholder: {file}: {reason}", err=True)
+                    answer = msgspec.to_builtins(beholder.caption(file, prompt, **sampling))
+                    typer.echo(msgspec.json.encode({"file": str(file), **answer}))
+                else:
+                    pieces = beholder.stream(file, prompt, **sampling)
+                    typer.echo(f"{file}: " if len(files) > 1 else "", nl=False)
+                    for text in pieces:
+                        typer.echo(text, nl=False)
+                    typer.echo("")
+            except BeholderError as error:
+                typer.echo(f"beholder: {file}: {error}", err=True)
                 failed = True
     raise typer.Exit(1 if failed else 0)
 
@@ -123,7 +122,9 @@ def caption(
 )
 def bench(context: typer.Context) -> None:
     """Measure speed: beside plain transformers, and over HTTP (`beholder bench --help`)."""
-    raise typer.Exit(importlib.import_module("server.bench").main(list(context.args)) or 0)
+    from server.bench import main as measure
+
+    raise typer.Exit(measure(list(context.args)))
 
 
 @app.command()

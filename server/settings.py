@@ -164,6 +164,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         settings._check_together()
         return settings
 
+    def __repr__(self) -> str:
+        """Without the API key: this may end up in a log."""
+        shown = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "api_key"}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def _check_together(self) -> None:
         for origin in self.allowed_origins:
             scheme, separator, rest = origin.partition("://")

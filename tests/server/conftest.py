@@ -14,7 +14,6 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from preprocess.errors import BeholderError, ServiceError
 from preprocess.wire import (
     ChildState,
     Delta,
@@ -251,6 +250,3 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 @pytest.fixture(name="eventually")
 def _eventually() -> Callable[..., bool]:
     return eventually
-
-
-__all__ = ["BeholderError", "ServiceError"]

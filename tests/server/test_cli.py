@@ -1,0 +1,127 @@
+"""The `beholder` command as people type it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from server import cli
+from server.settings import OFFLINE_OPTIONS, OPTIONS, environment_name, flag_name
+
+runner = CliRunner()
+
+
+def run(*arguments, **environment):
+    """The command in a process of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BEHOLDER_")}
+    return subprocess.run(
+        [sys.executable, "-m", "server.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**clean, **environment},
+        check=False,
+    )
+
+
+def words(text):
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize(("command", "names"), [("serve", tuple(OPTIONS)), ("caption", OFFLINE_OPTIONS)])
+def test_help_shows_every_option_with_default_and_variable(command, names):
+    shown = words(runner.invoke(cli.app, [command, "--help"], env={"COLUMNS": "120"}).output)
+    for name in names:
+        field = OPTIONS[name]
+        assert f"{flag_name(name)} " in shown
+        assert f"env {environment_name(name)}]" in shown
+        assert words(field.option.help) in shown
+        if field.kind in (int, float):
+            assert f"default {field.default}; env {environment_name(name)}" in shown
+
+
+def test_help_imports_neither_torch_nor_fastapi():
+    code = (
+        "import sys\n"
+        "from server import cli\n"
+        "sys.argv = ['beholder', 'serve', '--help']\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'fastapi', 'numpy', 'PIL', 'huggingface_hub', 'zmq', 'uvicorn'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_application_imports_no_torch():
+    code = "import sys, server.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["serve", "--prt", "1"], {}, "No such option: --prt"),
+        (["serve", "--port", "none"], {}, "beholder: --port: expected a whole number from 0 to 65535, got 'none'\n"),
+        (["serve"], {"BEHOLDER_PROT": "1"}, "Did you mean BEHOLDER_PORT?\n"),
+        (["serve", "--model", "./nowhere/x"], {}, "beholder: --model: there is no folder './nowhere/x'"),
+        (["caption"], {}, "Missing argument"),
+        (["caption", "x.jpg", "--port", "1"], {}, "No such option: --port"),
+        (["caption", "x.jpg", "--model", "./nowhere/x"], {}, "beholder: --model: there is no folder './nowhere/x'"),
+    ],
+)
+def test_a_wrong_command_line_exits_2_with_a_clear_line(arguments, environment, message):
+    done = run(*arguments, **environment)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_serve_hands_resolved_settings_to_the_launcher(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    launched = []
+    monkeypatch.setattr("server.launch.launch", lambda settings: launched.append(settings) or 7)
+    arguments = ["serve", "--model", str(tmp_path), "--port", "81", "--no-prefix-cache", "--allowed-hosts", "a,b"]
+    assert runner.invoke(cli.app, arguments).exit_code == 7
+    (settings,) = launched
+    assert (settings.port, settings.prefix_cache, settings.allowed_hosts) == (81, False, ("a", "b"))
+    assert settings.model == str(tmp_path)
+
+
+def test_version_prints_one_line():
+    assert re.fullmatch(r"\d+\S*\n", runner.invoke(cli.app, ["version"]).output)
+
+
+def test_caption_describes_every_file_and_fails_for_the_bad_one(tiny_model, tmp_path):
+    from PIL import Image
+
+    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
+    Image.new("RGB", (40, 30), "red").save(good)
+    bad.write_text("no picture")
+    options = ["--model", str(tiny_model), "--max-tokens", "4", "--temperature", "0", "--threads", "1"]
+
+    one = run("caption", str(good), *options)
+    assert (one.returncode, one.stderr) == (0, "")
+
+    many = run("caption", str(good), str(bad), str(tmp_path / "none.png"), *options)
+    assert many.returncode == 1
+    assert many.stdout.startswith(f"{good}: {one.stdout}")
+    assert many.stderr.count("\n") == 2
+    assert f"beholder: {bad}: " in many.stderr
+    assert "No such file or directory" in many.stderr
+    assert "Traceback" not in many.stderr
+
+    structured = run("caption", str(good), "--json", *options)
+    answer = msgspec.json.decode(structured.stdout)
+    assert answer["text"] + "\n" == one.stdout
+    assert answer["file"] == str(good)
+    assert answer["usage"]["completion_tokens"] == 4
+    assert (answer["images"][0]["width"], answer["images"][0]["height"]) == (40, 30)
