@@ -36,7 +36,7 @@ class Checkpoint:
         self.folder = folder
         self.dtype = dtype
         self.device = device
-        self.config = Fields(read_json(folder / "config.json"), "config.json")
+        self.config = Fields(read_json(folder / "config.json"), "config.json: ")
         quantisation = self._quantisation_fields()
         self._quantisation = None if quantisation is None else Quantisation(quantisation)
         self._file_of = _tensor_files(folder)

@@ -34,7 +34,7 @@ class Fields:
 
     Args:
         values: The object.
-        where: What errors call it, such as ``"config.json: text_config"``.
+        where: What errors put before a field's name, such as ``"config.json: text_config."``.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -52,7 +52,7 @@ class Fields:
             value = {}
         if not isinstance(value, dict):
             raise self.error(name, value, "an object")
-        return Fields(value, f"{self.where}.{name}" if "." in self.where else f"{self.where}: {name}")
+        return Fields(value, f"{self.where}{name}.")
 
     def integer(self, name: str, default: int = _MISSING, *, minimum: int = 1) -> int:
         """A whole number of at least `minimum`."""
@@ -96,16 +96,16 @@ class Fields:
             ModelError: The field is there and is not `unless`.
         """
         if self.has(name) and self.values[name] != unless:
-            raise ModelError(f"{self.where}.{name} is {self.values[name]!r}: {reason}")
+            raise ModelError(f"{self.where}{name} is {self.values[name]!r}: {reason}")
 
     def error(self, name: str, value: Any, expected: str) -> ModelError:
         """The error for a field with a wrong value."""
-        return ModelError(f"{self.where}.{name} is {value!r}, expected {expected}")
+        return ModelError(f"{self.where}{name} is {value!r}, expected {expected}")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is not None:
             return value
         if default is _MISSING:
-            raise ModelError(f"{self.where}.{name} is missing")
+            raise ModelError(f"{self.where}{name} is missing")
         return default

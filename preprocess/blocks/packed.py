@@ -62,7 +62,7 @@ class Quantisation:
         As in compressed-tensors an exact name wins over a pattern (``re:…``), and that over a kind.
         """
         if any(_matches(target, module, kind) for target in self._ignore):
-            raise ModelError(f"{module} is packed in the checkpoint but {self._where}.ignore excludes it")
+            raise ModelError(f"{module} is packed in the checkpoint but {self._where}ignore excludes it")
         found = [
             (rank, scheme)
             for scheme in self._schemes
@@ -70,7 +70,9 @@ class Quantisation:
             if (rank := _matches(target, module, kind))
         ]
         if not found:
-            raise ModelError(f"{module} is packed in the checkpoint but no group of {self._where} targets it")
+            raise ModelError(
+                f"{module} is packed in the checkpoint but no group of {self._where}config_groups targets it"
+            )
         return max(found, key=lambda pair: pair[0])[1]
 
     @staticmethod

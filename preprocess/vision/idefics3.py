@@ -75,7 +75,7 @@ class Normalisation:
         """From `preprocessor_config.json`; absent fields are what the Idefics3 processor makes them."""
         name = "preprocessor_config.json"
         path = checkpoint.folder / name
-        fields = Fields(read_json(path) if path.exists() else {}, name)
+        fields = Fields(read_json(path) if path.exists() else {}, f"{name}: ")
         rescale = fields.number("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
         mean, std = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         if fields.flag("do_normalize", True):

@@ -1,0 +1,294 @@
+"""Model folders: what is loaded as it is, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packed_models import pack
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_smolvlm
+
+from engine.config import EngineConfig
+from engine.load import load_runner, resolve_dtype
+from engine.runner import TorchRunner
+from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import ModelError
+
+Config = dict[str, Any]
+
+
+def _load(folder: Path, **options: Any) -> TorchRunner:
+    options = {"dtype": "float32", "threads": 1, "kv_tokens": 64, **options}
+    runner = load_runner(EngineConfig(str(folder), **options))
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model that a test may spoil."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def _edit(folder: Path, change: Callable[[Config], object], file: str = "config.json") -> None:
+    config = json.loads((folder / file).read_text())
+    change(config)
+    (folder / file).write_text(json.dumps(config))
+
+
+def _set(*path: Any) -> Callable[[Config], None]:
+    """Sets a field given by the names that lead to it and its value."""
+    *parents, name, value = path
+
+    def change(config: Config) -> None:
+        for parent in parents:
+            config = config.setdefault(parent, {})
+        config[name] = value
+
+    return change
+
+
+REFUSED = {
+    "another model_type": (_set("model_type", "qwen9"), "model_type is 'qwen9', expected 'idefics3' or 'smolvlm'"),
+    "no model_type": (lambda config: config.pop("model_type"), "config.json: model_type is missing"),
+    "another language model": (_set("text_config", "model_type", "qwen2"), "text_config.model_type is 'qwen2'"),
+    "attention bias": (_set("text_config", "attention_bias", True), "text_config.attention_bias is True"),
+    "mlp bias": (_set("text_config", "mlp_bias", True), "text_config.mlp_bias is True"),
+    "another activation": (_set("text_config", "hidden_act", "gelu"), "text_config.hidden_act is 'gelu'"),
+    "another vision activation": (_set("vision_config", "hidden_act", "relu"), "vision_config.hidden_act is 'relu'"),
+    "another vision model": (_set("vision_config", "model_type", "clip"), "vision_config.model_type is 'clip'"),
+    "oblong pictures": (_set("vision_config", "image_size", [32, 64]), "vision_config.image_size is [32, 64]"),
+    "yarn": (_set("text_config", "rope_parameters", {"rope_type": "yarn"}), "rope_parameters.rope_type is 'yarn'"),
+    "yarn, old spelling": (_set("text_config", "rope_scaling", {"type": "yarn"}), "rope_scaling.type is 'yarn'"),
+    "llama3 without its factor": (
+        _set("text_config", "rope_parameters", {"rope_type": "llama3"}),
+        "rope_parameters.factor is missing",
+    ),
+    "partial rotation": (_set("text_config", "partial_rotary_factor", 0.5), "partial_rotary_factor is 0.5"),
+    "heads that do not divide": (_set("text_config", "num_key_value_heads", 4), "num_attention_heads is 6"),
+    "a size that is no number": (_set("text_config", "hidden_size", "48"), "text_config.hidden_size is '48'"),
+    "another quantisation": (_set("quantization_config", {"quant_method": "gptq"}), "quant_method is 'gptq'"),
+    "another packing": (
+        _set("quantization_config", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
+        "format is 'float-quantized'",
+    ),
+    "a section that is none": (_set("text_config", 7), "text_config is 7, expected an object"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(name: str, folder: Path) -> None:
+    change, message = REFUSED[name]
+    _edit(folder, change)
+    with pytest.raises(ModelError) as raised:
+        _load(folder)
+    assert message in str(raised.value)
+
+
+def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "new")  # not over the file itself: its tensors are mapped
+    (folder / "new").replace(folder / "model.safetensors")
+
+
+NORM = "model.text_model.layers.1.input_layernorm.weight"
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    _tensors(folder, lambda tensors: tensors.pop(NORM))
+    with pytest.raises(ModelError, match=f"tensor {NORM} is missing"):
+        _load(folder)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
+    _tensors(folder, lambda tensors: tensors.update({NORM: torch.zeros(47)}))
+    with pytest.raises(ModelError, match=rf"{NORM} has shape \(47,\), expected \(48,\)"):
+        _load(folder)
+
+
+def test_an_unexpected_tensor_is_named(folder: Path) -> None:
+    _tensors(
+        folder, lambda tensors: tensors.update({"model.text_model.layers.0.self_attn.q_norm.weight": torch.ones(8)})
+    )
+    with pytest.raises(ModelError, match=r"the model does not have: model\.text_model\.layers\.0\.self_attn\.q_norm"):
+        _load(folder)
+
+
+def test_integers_in_place_of_weights_are_refused(folder: Path) -> None:
+    _tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(48, dtype=torch.int32)}))
+    with pytest.raises(ModelError, match="expected floating point"):
+        _load(folder)
+
+
+def test_buffers_of_older_transformers_are_ignored(folder: Path) -> None:
+    name = "model.text_model.layers.0.self_attn.rotary_emb.inv_freq"
+    _tensors(folder, lambda tensors: tensors.update({name: torch.ones(4)}))
+    _load(folder)
+
+
+def test_an_untied_model_without_a_head_is_refused(folder: Path) -> None:
+    _edit(
+        folder,
+        lambda config: (
+            _set("tie_word_embeddings", False)(config),
+            _set("text_config", "tie_word_embeddings", False)(config),
+        ),
+    )
+    with pytest.raises(ModelError, match=r"lm_head\.weight is missing and tie_word_embeddings is false"):
+        _load(folder)
+
+
+def test_pickles_are_never_read(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="never read"):
+        _load(folder)
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{broken}"])
+def test_a_damaged_file_is_named(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        _load(folder)
+
+
+@pytest.mark.parametrize("file", ["../secret.safetensors", "model.bin", "/etc/passwd"])
+def test_an_index_cannot_point_elsewhere(folder: Path, file: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
+    with pytest.raises(ModelError, match=r"expected a \.safetensors file in the same folder"):
+        _load(folder)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = tiny_smolvlm(tmp_path, max_shard_size="40KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelError, match=f"{shard.name} is missing"):
+        _load(folder)
+
+
+def test_a_context_beyond_the_model_is_refused(folder: Path) -> None:
+    assert _load(folder, max_context=100).max_positions == 100
+    with pytest.raises(ModelError, match="max_context is 2000"):
+        _load(folder, max_context=2000)
+
+
+def test_the_pool_is_chosen_from_memory_when_nothing_is_asked_for(folder: Path) -> None:
+    assert 1 < _load(folder, kv_tokens=0).num_slots <= 65_537
+
+
+def test_every_type_loads(folder: Path) -> None:
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
+        runner = _load(folder, dtype=name)
+        assert runner.kv_pool.dtype is dtype
+        assert runner.encode([torch.zeros(1, 32, 32, 3, dtype=torch.uint8)])[0].dtype is dtype
+    assert resolve_dtype("auto", torch.device("cpu")) in (torch.bfloat16, torch.float32)
+
+
+# ---- packed weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group_size", [0, 16])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_equal_compressed_tensors(
+    bits: int, group_size: int, symmetric: bool, dtype: torch.dtype, folder: Path
+) -> None:
+    if dtype is torch.bfloat16:
+        _tensors(folder, lambda tensors: tensors.update({name: part.to(dtype) for name, part in tensors.items()}))
+    packed, plain = pack(folder, bits=bits, group_size=group_size, symmetric=symmetric)
+    checkpoint = Checkpoint(packed, dtype=dtype, device=torch.device("cpu"))
+    for name, expected in load_file(plain / "model.safetensors").items():
+        if expected.dim() == 2:
+            kind = "Embedding" if "embed" in name else "Linear"
+            rows, columns = expected.shape
+            weight = checkpoint.weight(name.removesuffix(".weight"), (rows, columns), kind=kind)
+            assert torch.equal(weight, expected)
+            assert weight.dtype is dtype
+        else:
+            checkpoint.tensor(name, tuple(expected.shape))
+    checkpoint.finish()
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+MODULE = "model.text_model.layers.0.mlp.down_proj"
+
+
+def test_an_activation_order_moves_scales_to_their_columns(folder: Path) -> None:
+    """Each column takes the group that `weight_g_idx` names, as checkpoints with activation ordering say."""
+    packed, plain = pack(folder, bits=4, group_size=16, symmetric=True)
+    expected = load_file(plain / "model.safetensors")[f"{MODULE}.weight"]
+    scale = load_file(packed / "model.safetensors")[f"{MODULE}.weight_scale"]
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0)) // 16
+    _tensors(packed, lambda tensors: tensors.update({f"{MODULE}.weight_g_idx": order.int()}))
+    integers = expected / scale.repeat_interleave(16, 1)
+    torch.testing.assert_close(_checkpoint(packed).weight(MODULE, (48, 64)), integers.round() * scale[:, order])
+
+
+QUANTISED_REFUSALS = {
+    "quantised activations": (
+        _set("quantization_config", "config_groups", "group_0", "input_activations", {"num_bits": 8}),
+        "input_activations is",
+    ),
+    "three bits": (_set("quantization_config", "config_groups", "group_0", "weights", "num_bits", 3), "num_bits is 3"),
+    "floats": (_set("quantization_config", "config_groups", "group_0", "weights", "type", "float"), "type is 'float'"),
+    "a quantised cache": (_set("quantization_config", "kv_cache_scheme", {"num_bits": 8}), "kv_cache_scheme is"),
+    "no group for it": (
+        _set("quantization_config", "config_groups", "group_0", "targets", ["Conv2d"]),
+        "no group of config.json: quantization_config.config_groups targets it",
+    ),
+    "ignored but packed": (_set("quantization_config", "ignore", ["re:.*down_proj"]), "ignore excludes it"),
+    "no configuration": (lambda config: config.pop("quantization_config"), "config.json has no quantization_config"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED_REFUSALS)
+def test_other_quantisations_are_refused_by_name(name: str, folder: Path) -> None:
+    packed, _ = pack(folder, bits=8, group_size=0, symmetric=True)
+    change, message = QUANTISED_REFUSALS[name]
+    _edit(packed, change)
+    with pytest.raises(ModelError) as raised:
+        _load(packed)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale", "weight_shape", "weight_zero_point"])
+def test_a_missing_part_of_a_packed_weight_is_named(suffix: str, folder: Path) -> None:
+    packed, _ = pack(folder, bits=8, group_size=0, symmetric=False)
+    _tensors(packed, lambda tensors: tensors.pop(f"{MODULE}.{suffix}"))
+    with pytest.raises(ModelError, match=rf"{MODULE}\.{suffix} is missing"):
+        _load(packed)
+
+
+def test_the_most_specific_group_decides(folder: Path) -> None:
+    """An exact name wins over a pattern, and that over a kind of module."""
+    packed, _ = pack(folder, bits=8, group_size=0, symmetric=True)
+
+    def change(config: Config) -> None:
+        groups = config["quantization_config"]["config_groups"]
+        right = groups["group_0"]
+        wrong = {**right, "weights": {**right["weights"], "num_bits": 4}}
+        groups["linear"] = {**wrong, "targets": ["Linear"]}
+        groups["layers"] = {**wrong, "targets": ["re:.*mlp.*"]}
+        groups["one"] = {**right, "targets": [MODULE]}
+
+    _edit(packed, change)
+    _checkpoint(packed).weight(MODULE, (48, 64))
+    with pytest.raises(ModelError, match=r"gate_proj\.weight_packed has shape"):
+        _checkpoint(packed).weight(MODULE.replace("down", "gate"), (64, 48))
