@@ -90,7 +90,7 @@ class Scheduler:
         self.num_retracted = 0
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
-        self._growth = Growth()
+        self.growth = Growth()
 
     def schedule(self, now_s: float) -> Plan:
         """Choose the next step: give its tokens slots, and hold the pictures that it reads."""
@@ -103,7 +103,7 @@ class Scheduler:
             self._continue_prompts(plan)
         if not plan.chunks and self.running and not self.kv.num_available:
             plan.stuck = self.running[0]
-        self._growth.stepped()
+        self.growth.stepped()
         return plan
 
     def commit(self, sequence: Sequence) -> None:
@@ -133,7 +133,7 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.num_retracted += 1
         self.num_retracted += 1
-        self._growth.retracted()
+        self.growth.retracted()
         self.waiting.push(sequence)
 
     def _decode(self, plan: Plan) -> None:
@@ -174,7 +174,7 @@ class Scheduler:
         """Admit a sequence if its expected growth fits beside that of the running ones. Alone it may always try."""
         hold = self.kv.open(sequence.keys(0, sequence.num_tokens))
         sequence.num_computed = hold.num_slots
-        expected = sum(self._growth.expected(other) for other in self.running) + self._growth.expected(sequence)
+        expected = sum(self.growth.expected(other) for other in self.running) + self.growth.expected(sequence)
         if self.running and expected > self.kv.num_available:
             self.kv.close(hold)
             sequence.num_computed = 0

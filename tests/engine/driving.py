@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.scheduler import Growth
 from preprocess.wire import (
     Admitted,
     EngineRequest,
@@ -93,6 +94,14 @@ class Told:
             self.finish = event
 
 
+class Optimist(Growth):
+    """Expects nobody to grow, so that memory runs out and sequences are retracted."""
+
+    def expected(self, sequence: object) -> float:
+        """Nothing."""
+        return 0.0
+
+
 class Driver:
     """An engine that checks itself after every step, over a fake runner. `told` is what came of each request."""
 
@@ -107,6 +116,7 @@ class Driver:
         max_waiting_tokens: int = 100_000,
         vision_cache_tokens: int = 1000,
         prefix_cache: bool = True,
+        optimistic: bool = False,
     ) -> None:
         self.runner = runner or FakeRunner()
         self.runner.budget = max_batched_tokens
@@ -123,6 +133,8 @@ class Driver:
             check=True,
         )
         self.engine = Engine(config, self.runner, lambda: self.now_s)
+        if optimistic:
+            self.engine.scheduler.growth = Optimist()
         self.told: dict[str, Told] = {}
 
     def submit(self, *requests: EngineRequest) -> None:

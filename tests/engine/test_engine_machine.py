@@ -36,8 +36,9 @@ class EngineMachine(RuleBasedStateMachine):
         rows=st.integers(1, 5),
         vision_tokens=st.integers(9, 40),
         share=st.booleans(),
+        optimistic=st.booleans(),
     )
-    def build(self, num_slots: int, budget: int, rows: int, vision_tokens: int, share: bool) -> None:
+    def build(self, num_slots: int, budget: int, rows: int, vision_tokens: int, share: bool, optimistic: bool) -> None:
         """An engine of some size."""
         self.runner = FakeRunner(num_slots=num_slots, max_rows=rows)
         self.driver = Driver(
@@ -47,6 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_waiting=6,
             vision_cache_tokens=vision_tokens,
             prefix_cache=share,
+            optimistic=optimistic,
         )
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
