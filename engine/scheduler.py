@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, KVHold
 from engine.kv.radix import shared_length
 from engine.sequence import Picture, Sequence, State
 from engine.vision_cache import VisionCache
@@ -69,10 +69,10 @@ class Growth:
         """Memory ran out: expect more."""
         self.ratio = min(self.ratio + 0.2, 1.0)
 
-    def expected(self, sequence: Sequence) -> float:
-        """Slots that the sequence will still ask for."""
+    def expected(self, sequence: Sequence, hold: KVHold) -> float:
+        """Slots that the sequence will still ask for, beside those that it holds."""
         remaining_output = min(sequence.max_tokens - len(sequence.output_ids), MAX_EXPECTED_OUTPUT)
-        return sequence.num_tokens - sequence.num_computed + remaining_output * self.ratio
+        return sequence.num_tokens - hold.num_slots + remaining_output * self.ratio
 
 
 class Scheduler:
@@ -174,7 +174,8 @@ class Scheduler:
         """Admit a sequence if its expected growth fits beside that of the running ones. Alone it may always try."""
         hold = self.kv.open(sequence.keys(0, sequence.num_tokens))
         sequence.num_computed = hold.num_slots
-        expected = sum(self.growth.expected(other) for other in self.running) + self.growth.expected(sequence)
+        expected = self.growth.expected(sequence, hold)
+        expected += sum(self.growth.expected(other, other.hold) for other in self.running if other.hold is not None)
         if self.running and expected > self.kv.num_available:
             self.kv.close(hold)
             sequence.num_computed = 0

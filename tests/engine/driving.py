@@ -97,7 +97,7 @@ class Told:
 class Optimist(Growth):
     """Expects nobody to grow, so that memory runs out and sequences are retracted."""
 
-    def expected(self, sequence: object) -> float:
+    def expected(self, sequence: object, hold: object) -> float:
         """Nothing."""
         return 0.0
 
