@@ -17,7 +17,7 @@ from preprocess.incremental_text import ByteLevelText, IncrementalText, WindowTe
 from preprocess.model_folder import ModelFolder
 from preprocess.stop_strings import StopMatcher
 from preprocess.text import load_tokenizer
-from preprocess.token_bytes import byte_table, is_byte_level
+from preprocess.token_bytes import byte_fallback_table, byte_table, is_byte_level
 from preprocess.wire import (
     Delta,
     DeltaLogprob,
@@ -61,8 +61,16 @@ class Detokenizer:
             self._bytes_of: Callable[[int], bytes] = lambda token_id: table.get(token_id, b"")
             self._new_text = lambda: ByteLevelText(table)
         else:
-            self._bytes_of = lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False).encode()
-            self._new_text = lambda: WindowText(tokenizer)
+            bytes_spelled = byte_fallback_table(tokenizer)
+
+            def bytes_of(token_id: int) -> bytes:
+                if token_id in bytes_spelled:
+                    return bytes((bytes_spelled[token_id],))
+                text: str = tokenizer.decode([token_id], skip_special_tokens=False)
+                return text.encode()
+
+            self._bytes_of = bytes_of
+            self._new_text = lambda: WindowText(tokenizer, bytes_spelled)
         self._sequences: dict[str, _Sequence] = {}
 
     def start(self, start: OutputStart) -> None:

@@ -1,6 +1,6 @@
-"""What each token id is as bytes, for tokenizers of the byte-level kind (GPT-2, Llama 3, Qwen, SmolLM).
+"""What token ids are as bytes: all ids of byte-level tokenizers (GPT-2, Llama 3, Qwen, SmolLM), some of others.
 
-Such a tokenizer spells each byte of a token as one printable character (Radford et al. 2019, `bytes_to_unicode`).
+A byte-level tokenizer spells each byte of a token as one printable character (Radford et al. 2019, `bytes_to_unicode`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ def byte_table(tokenizer: Tokenizer) -> dict[int, bytes]:
         except KeyError:
             table[token_id] = token.encode()
     return table
+
+
+def byte_fallback_table(tokenizer: Tokenizer) -> dict[int, int]:
+    """The byte of every id that spells one as ``<0x0A>``, where the tokenizer's decoder reads them so."""
+    if "ByteFallback" not in json.dumps(json.loads(tokenizer.to_str()).get("decoder")):
+        return {}
+    spelled = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    return {token_id: spelled[token] for token, token_id in tokenizer.get_vocab().items() if token in spelled}
 
 
 @cache
