@@ -6,16 +6,29 @@ nothing is held.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from engine import scheduler
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, load, reference
 
 CONTEXT = 40
-LONG = [1, 2, 3, 4] * 8
+TEXT = list(range(30))
+Template = tuple[list[int], list[MediaItem]]
+Wish = tuple[Template, int, list[int], int, Sequence[int], int, int]
+TEMPLATES: list[Template] = [
+    (TEXT, []),
+    (TEXT, [picture(1, (3, 5))]),
+    (TEXT, [picture(2, (3, 5)), picture(1, (9, 8))]),
+    (TEXT, [picture(1, (3, 2), (6, 3)), picture(1, (9, 5))]),
+]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -25,9 +38,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
         self.requests: dict[str, EngineRequest] = {}
         self.aborted: set[str] = set()
         self.stopped: dict[str, int] = {}
+        self.num_sent = 0
         self.breaks = 0
 
     @initialize(
@@ -37,9 +52,20 @@ class EngineMachine(RuleBasedStateMachine):
         vision_tokens=st.integers(9, 40),
         share=st.booleans(),
         optimistic=st.booleans(),
+        min_shared=st.sampled_from([2, 1000]),
     )
-    def build(self, num_slots: int, budget: int, rows: int, vision_tokens: int, share: bool, optimistic: bool) -> None:
+    def build(
+        self,
+        num_slots: int,
+        budget: int,
+        rows: int,
+        vision_tokens: int,
+        share: bool,
+        optimistic: bool,
+        min_shared: int,
+    ) -> None:
         """An engine of some size."""
+        self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
         self.runner = FakeRunner(num_slots=num_slots, max_rows=rows)
         self.driver = Driver(
             self.runner,
@@ -50,6 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=share,
             optimistic=optimistic,
         )
+        logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
     def maybe_break(self) -> None:
@@ -59,91 +86,83 @@ class EngineMachine(RuleBasedStateMachine):
             raise RuntimeError("the device broke")
 
     @rule(
-        length=st.integers(1, 30),
-        tail=st.lists(st.integers(0, 2), max_size=2),
-        pictures=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 9)), max_size=3),
-        max_tokens=st.integers(1, 14),
-        min_tokens=st.integers(0, 3),
-        stops=st.lists(st.integers(0, 49), max_size=12),
-        seed=st.integers(0, 1),
-        priority=st.integers(0, 1),
-    )
-    def submit(
-        self,
-        length: int,
-        tail: list[int],
-        pictures: list[tuple[int, int, int]],
-        max_tokens: int,
-        min_tokens: int,
-        stops: list[int],
-        seed: int,
-        priority: int,
-    ) -> None:
-        """One request more; it may be refused for the queue's or the pool's sake, and then holds nothing."""
-        media: list[MediaItem] = []
-        position = 0
-        for content, gap, size in pictures:
-            media.append(picture(content, (position + gap, size)))
-            position += gap + size
-        prompt = [*(LONG * 2)[: max(length, position)], *tail]
-        wanted = request(
-            f"r{len(self.requests)}",
-            prompt,
-            media,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop_token_ids=stops,
-            seed=seed,
-            priority=priority,
+        wishes=st.lists(
+            st.tuples(
+                st.sampled_from(TEMPLATES),
+                st.integers(1, 30),  # where it is cut
+                st.lists(st.integers(0, 1), max_size=1),  # a tail of its own
+                st.integers(1, 14),  # max_tokens
+                st.sampled_from([(), (), range(0, 50, 3)]),  # stop ids
+                st.integers(0, 2),  # min_tokens
+                st.integers(0, 1),  # priority
+            ),
+            min_size=1,
+            max_size=4,
         )
-        answer = self.driver.engine.submit(wanted, load)
-        self.driver.engine.check()
-        if isinstance(answer, Admitted):
-            self.requests[wanted.request_id] = wanted
-        else:
-            assert isinstance(answer, Rejected)
-            assert answer.status in (400, 429)
-            assert (answer.retry_after_s is not None) == (answer.status == 429)
+    )
+    def submit(self, wishes: list[Wish]) -> None:
+        """Some requests more; each may be refused for the queue's or the pool's sake, and then holds nothing."""
+        for (text, pictures), cut, tail, max_tokens, stops, min_tokens, priority in wishes:
+            media = [item for item in pictures if item.spans[-1][0] + item.spans[-1][1] <= cut]
+            wanted = request(
+                f"r{self.num_sent}",
+                [*text[:cut], *tail],
+                media,
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                stop_token_ids=list(stops),
+                priority=priority,
+            )
+            self.num_sent += 1
+            answer = self.driver.engine.submit(wanted, load)
+            self.driver.engine.check()
+            if isinstance(answer, Admitted):
+                self.requests[wanted.request_id] = wanted
+            else:
+                assert isinstance(answer, Rejected)
+                assert answer.status in (400, 429)
+                assert (answer.retry_after_s is not None) == (answer.status == 429)
 
-    @rule(count=st.integers(1, 6))
+    @rule(count=st.integers(1, 10))
     def step(self, count: int) -> None:
         """Some steps."""
         self.driver.step(count)
 
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        """Abort any request, finished ones too."""
-        request_id = data.draw(st.sampled_from(sorted(self.requests)))
-        self.driver.engine.abort(request_id)
-        self.aborted.add(request_id)
+    @rule(count=st.integers(1, 10))
+    def step_on(self, count: int) -> None:
+        """Some steps more: computing is what happens most."""
+        self.driver.step(count)
 
     @precondition(lambda self: self.driver.told)
-    @rule(data=st.data(), back=st.integers(0, 2))
-    def stop(self, data: st.DataObject, back: int) -> None:
-        """The detokenizer found a stop string some tokens ago, perhaps in a request that has ended meanwhile."""
+    @rule(data=st.data(), back=st.integers(0, 3), aborts=st.booleans())
+    def abort_or_stop(self, data: st.DataObject, back: int, aborts: bool) -> None:
+        """Abort, or say that a stop string ended some tokens ago; of any request, finished ones too."""
         request_id = data.draw(st.sampled_from(sorted(self.driver.told)))
         told = self.driver.told[request_id]
+        if aborts:
+            self.driver.engine.abort(request_id)
+            self.aborted.add(request_id)
+            return
         count = max(len(told.ids) - back, 0)
         if told.finish is None:
             self.stopped.setdefault(request_id, count)
         self.driver.engine.stop(request_id, count)
 
     @precondition(lambda self: self.driver.engine.scheduler.running)
-    @rule(data=st.data())
-    def retract(self, data: st.DataObject) -> None:
-        """Memory pressure on anybody."""
-        scheduler = self.driver.engine.scheduler
-        scheduler.retract(data.draw(st.sampled_from(scheduler.running)))
+    @rule(data=st.data(), breaks=st.integers(0, 4))
+    def retract_or_break(self, data: st.DataObject, breaks: int) -> None:
+        """Memory pressure on anybody, or a step or encoding that raises."""
+        if not breaks:
+            self.breaks = 1
+            self.driver.step()
+            return
+        running = self.driver.engine.scheduler.running
+        self.driver.engine.scheduler.retract(data.draw(st.sampled_from(running)))
         self.driver.engine.check()
-
-    @rule()
-    def break_next(self) -> None:
-        """The next step or encoding raises."""
-        self.breaks = 1
 
     def teardown(self) -> None:
         """Everybody ends once, as the reference does, and nothing is left."""
+        self.patch.undo()
         if not hasattr(self, "driver"):
             return
         told_all = self.driver.finish()
