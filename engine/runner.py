@@ -5,9 +5,11 @@ The scheduler decides what runs and owns the slots; this file owns the weights, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from engine.attention.backend import Segment
@@ -58,8 +60,7 @@ class TorchRunner:
         self.embedding_bytes = config.hidden_size * dtype.itemsize
         self.slot_table = torch.full((max_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
         # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
-        # On a CPU the pages of a zeroed tensor take memory only once they are written.
-        self.kv_pool = torch.zeros(
+        self.kv_pool = _zeros(
             (config.num_layers, num_slots, 2, config.num_kv_heads, config.head_dim), dtype=dtype, device=device
         )
         self.attention = TorchAttention(self.kv_pool, self.slot_table)
@@ -107,6 +108,13 @@ class TorchRunner:
         if ends != list(range(len(hidden))):
             hidden = hidden[torch.tensor(ends, dtype=torch.long, device=self.device)]
         return self.model.logits(hidden)
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.zeros`, but pages of a CPU take memory only once they are written: numpy leaves zeroing to the kernel."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def _layout_key(row: Row) -> tuple[bool, int]:

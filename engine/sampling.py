@@ -33,8 +33,8 @@ COLDEST: Final = 1e-5
 LARGEST: Final = 1e30
 """Bound of logits: leaves room to divide by the coldest temperature in float32."""
 
-CANDIDATES: Final = 1024
-"""Most likely ids that are sorted at first; all are where these do not reach top-p or top-k."""
+CANDIDATES: Final = 64
+"""Most likely ids that filters look at first; more where these are not enough."""
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
@@ -58,7 +58,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
             _change(scores[index], rows[index])
     drawn = [index for index, row in enumerate(rows) if row.params.temperature >= COLDEST]
     if len(drawn) < len(rows):
-        tokens = scores.argmax(-1)
+        tokens = scores.max(-1).indices  # several times as fast as argmax
         if drawn:
             tokens[torch.tensor(drawn, device=tokens.device)] = _draw(scores[drawn], [rows[i] for i in drawn])
     else:
@@ -106,65 +106,82 @@ def _draw(scores: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     temperatures = torch.tensor([row.params.temperature for row in rows], device=scores.device)
     scaled = scores / temperatures.unsqueeze(1)
     filtered = [index for index, row in enumerate(rows) if _is_filtered(row.params)]
+    if len(filtered) == len(rows):
+        return _draw_filtered(scaled, rows)
+    noise = gumbel_noise(_counters(rows), torch.arange(scaled.shape[1], device=scaled.device))
+    tokens = noise.add_(scaled).max(-1).indices
     if filtered:
         chosen = torch.tensor(filtered, device=scores.device)
-        part = scaled[chosen]
-        lowest = _lowest_allowed(part, [rows[index].params for index in filtered])
-        scaled[chosen] = part.masked_fill_(part < lowest, -torch.inf)
-    scaled += gumbel_noise([(row.params.seed, row.output_index) for row in rows], scores.shape[1], scores.device)
-    return scaled.argmax(-1)
+        tokens[chosen] = _draw_filtered(scaled[chosen], [rows[index] for index in filtered])
+    return tokens
 
 
 def _is_filtered(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _lowest_allowed(
-    scaled: torch.Tensor, params: Sequence[SamplingParams], candidates: int = CANDIDATES
-) -> torch.Tensor:
-    """The smallest logit (rows, 1) that top-k, top-p and min-p leave, from logits (rows, vocab) after temperature."""
+def _draw_filtered(scaled: torch.Tensor, rows: Sequence[RowSampling], candidates: int = CANDIDATES) -> torch.Tensor:
+    """Tokens (rows,) drawn among what top-k, top-p and min-p leave of logits (rows, vocab) after temperature.
+
+    Only the `candidates` most likely ids are looked at; rows whose last candidate is still allowed are done again with
+    more, so that a row is treated alike whatever its neighbours need.
+    """
     device, vocab = scaled.device, scaled.shape[1]
+    num = min(candidates, vocab)
+    params = [row.params for row in rows]
     top_k = torch.tensor([min(p.top_k, vocab) if p.top_k > 0 else vocab for p in params], device=device).unsqueeze(1)
     top_p = torch.tensor([p.top_p for p in params], device=device).unsqueeze(1)
     min_p = torch.tensor([p.min_p for p in params], device=device).unsqueeze(1)
-    num_sorted = min(candidates, vocab)
-    best = scaled.topk(num_sorted, dim=-1).values  # (rows, sorted), falling
-    # Top-k beyond what is sorted: those rows wait for the full sort below.
-    kth = best.gather(1, (top_k - 1).clamp(max=num_sorted - 1))
+
+    best, ids = scaled.topk(num, dim=-1)  # (rows, num), falling
     limited = top_k < vocab
-    lowest = torch.where(limited, kth, -torch.inf)
-    unsure = bool((limited & (top_k > num_sorted)).any())
-    if bool((top_p < 1.0).any()):
-        total = scaled.masked_fill(scaled < lowest, -torch.inf).logsumexp(-1, keepdim=True)
-        likely = (best.masked_fill(best < lowest, -torch.inf) - total).exp()
-        before = likely.cumsum(-1) - likely  # probability of all that are more likely
-        kept = ((before < top_p) & (likely > 0)).sum(-1, keepdim=True).clamp(min=1)
-        lowest = torch.where(top_p < 1.0, torch.maximum(lowest, best.gather(1, kept - 1)), lowest)
-        unsure = unsure or bool(((top_p < 1.0) & (kept == num_sorted)).any())
-    if unsure and num_sorted < vocab:
-        return _lowest_allowed(scaled, params, vocab)
-    return torch.maximum(lowest, best[:, :1] + min_p.log())
+    kth = best.gather(1, (top_k - 1).clamp(max=num - 1))
+    lowest = torch.where(limited, kth, -torch.inf)  # (rows, 1): the smallest logit that is allowed
+    among_k = best.masked_fill(best < lowest, -torch.inf)
+    total = torch.where(limited, among_k.logsumexp(-1, keepdim=True), scaled.logsumexp(-1, keepdim=True))
+    likely = (among_k - total).exp()
+    before = likely.cumsum(-1) - likely  # probability of all that are more likely
+    kept = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    lowest = torch.where(top_p < 1.0, torch.maximum(lowest, best.gather(1, kept - 1)), lowest)
+    lowest = torch.maximum(lowest, best[:, :1] + min_p.log())
+
+    noisy = gumbel_noise(_counters(rows), ids).add_(best).masked_fill_(best < lowest, -torch.inf)
+    tokens = ids.gather(1, noisy.max(-1, keepdim=True).indices).squeeze(1)
+    if num < vocab:
+        unsure = (best[:, -1:] >= lowest).flatten().nonzero().flatten()
+        if len(unsure):
+            again = [rows[index] for index in unsure.tolist()]
+            tokens[unsure] = _draw_filtered(scaled[unsure], again, 16 * candidates)
+    return tokens
 
 
-def gumbel_noise(counters: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> torch.Tensor:
-    """float32 (rows, vocab) standard Gumbel noise for rows of (seed, output index).
+def _counters(rows: Sequence[RowSampling]) -> list[tuple[int, int]]:
+    return [(row.params.seed, row.output_index) for row in rows]
+
+
+def gumbel_noise(counters: Sequence[tuple[int, int]], token_ids: torch.Tensor) -> torch.Tensor:
+    """float32 (rows, ids) standard Gumbel noise of int64 ids, (ids,) or (rows, ids), for rows of (seed, output index).
 
     The finaliser of SplitMix64 (Steele, Lea and Flood 2014) over key + id × golden ratio; 40 bits become a uniform
     number between 0 and 1, both excluded.
     -log of an exponential variable is Gumbel; taking log1p keeps its upper tail, which decides, at full precision.
     """
-    keys = torch.tensor([_signed(_key(seed, index)) for seed, index in counters], device=device).unsqueeze(1)
-    hashed = keys + torch.arange(vocab, device=device) * _signed(_GOLDEN)  # int64 arithmetic wraps around
-    hashed = (hashed ^ _shift(hashed, 30)) * _signed(_MIX_1)
-    hashed = (hashed ^ _shift(hashed, 27)) * _signed(_MIX_2)
-    bits = _shift(hashed ^ _shift(hashed, 31), 24)  # 40 of them
-    uniform = ((bits.float() + 0.5) * 2.0**-40).clamp_(max=1 - 2.0**-24)
-    return -(-torch.log1p(-uniform)).log()
+    keys = torch.tensor([_signed(_key(seed, index)) for seed, index in counters], device=token_ids.device)
+    hashed = token_ids * _signed(_GOLDEN) + keys.unsqueeze(1)  # int64 arithmetic wraps around
+    hashed = _fold_(hashed, 30).mul_(_signed(_MIX_1))
+    hashed = _fold_(hashed, 27).mul_(_signed(_MIX_2))
+    bits = _shift(_fold_(hashed, 31), 24)  # 40 of them
+    uniform = bits.float().add_(0.5).mul_(2.0**-40).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _fold_(value: torch.Tensor, bits: int) -> torch.Tensor:
+    return value.bitwise_xor_(_shift(value, bits))
 
 
 def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
     """int64 shifted right, filled with zeros."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+    return (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _key(seed: int, output_index: int) -> int:

@@ -15,6 +15,8 @@ class RMSNorm:
         self.weight = weight
         self.eps = eps
         self._shape = list(weight.shape)
+        self._eps = torch.tensor(eps, dtype=torch.float32, device=weight.device)
+        self._wide_weight = weight.float()
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, module: str, width: int, eps: float) -> RMSNorm:
@@ -23,7 +25,13 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, width) → (…, width)."""
-        return F.rms_norm(x, self._shape, self.weight, self.eps)
+        if x.device.type != "cpu":
+            return F.rms_norm(x, self._shape, self.weight, self.eps)
+        # `F.rms_norm` of a CPU is a dozen operations; this is seven, with the same result.
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (…, 1)
+        scale = torch.addcmul(self._eps, length, length, value=1 / self._shape[0]).rsqrt_()
+        return (wide * scale).mul_(self._wide_weight).to(x.dtype)
 
 
 class LayerNorm:
