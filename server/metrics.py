@@ -178,7 +178,9 @@ class _ServiceCollector(Collector):
             family.add_metric(self._values, totals[field])
             yield family
         restarts = CounterMetricFamily(
-            "beholder_child_restarts", "Child processes that died, by role.", labels=[*self._names, "role"]
+            "beholder_child_deaths",
+            "Child processes that died and were restarted, by role.",
+            labels=[*self._names, "role"],
         )
         for role, count in service.deaths().items():
             restarts.add_metric([*self._values, role], count)

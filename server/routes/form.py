@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 MAX_FIELDS = 64
-_MAX_HEADER_BYTES = 16_384
 
 
 @dataclass
@@ -67,7 +66,6 @@ class _FormReader:
         self._max_files = max_files
         self._header_name = bytearray()
         self._header_value = bytearray()
-        self._header_bytes = 0
         self._disposition = b""
         self._data = bytearray()
         self._name = ""
@@ -91,20 +89,12 @@ class _FormReader:
         self._data = bytearray()
         self._header_name.clear()
         self._header_value.clear()
-        self._header_bytes = 0
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
-        self._count_header(end - start)
 
     def _on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._header_value += data[start:end]
-        self._count_header(end - start)
-
-    def _count_header(self, num_bytes: int) -> None:
-        self._header_bytes += num_bytes
-        if self._header_bytes > _MAX_HEADER_BYTES:
-            raise _malformed(f"a part has more than {_MAX_HEADER_BYTES} bytes of headers")
 
     def _on_header_end(self) -> None:
         if self._header_name.lower() == b"content-disposition":

@@ -236,6 +236,7 @@ def test_too_large_a_picture_is_refused_by_its_field(client, service):
 def test_too_many_files_are_refused(client):
     response = form(client, [("file", ("a.jpg", JPEG))] * 4)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "too_many_images")
+    assert "The form holds more than 3 pictures" in response.json()["error"]["message"]  # found while it is read
 
 
 @pytest.mark.parametrize("shape", ["raw", "form", "json"])

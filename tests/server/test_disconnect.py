@@ -1,0 +1,171 @@
+"""A client that goes away ends the work for it, at every stage and in both modes; a real server and real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from server.routes import answering
+
+QUESTION = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def send_request(served, body, path="/v1/chat/completions"):
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    connection.sendall(head(path, len(data)) + data)
+    return connection
+
+
+def head(path, num_bytes):
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {num_bytes}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_a_body_declared_too_large_is_refused_before_it_is_sent(served):
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=5)
+    connection.sendall(head("/v1/captions", 100 << 20))
+    assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", QUESTION),
+        ("/v1/chat/completions", {**QUESTION, "stream": True}),
+        ("/v1/captions", {"image": "AAAA"}),
+        ("/v1/captions", {"image": "AAAA", "stream": True}),
+        ("/v1/captions", {"image": "AAAA", "stream": True, "format": "text"}),
+    ],
+)
+def test_leaving_while_tokens_come_cancels_the_generation(served, service, eventually, path, body):
+    service.delay_s, service.words = 0.02, ("word ",) * 10_000
+    connection = send_request(served, body, path)
+    assert eventually(lambda: service.generations and service.generations[0].num_said >= 2)
+    connection.close()
+    assert eventually(lambda: service.generations[0].num_cancels > 0, 1)
+    said = service.generations[0].num_said
+    time.sleep(0.1)
+    assert service.generations[0].num_said == said
+    metrics = httpx.get(f"{served.url}/metrics").text
+    assert 'request_success_total{finished_reason="abort",model_name="tiny"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("body", [QUESTION, {**QUESTION, "stream": True}])
+def test_leaving_while_the_request_is_prepared_cancels_the_submit(served, service, eventually, body):
+    service.submit_delay_s = 60
+    connection = send_request(served, body)
+    assert eventually(lambda: len(service.submitted) == 1)
+    connection.close()
+    assert eventually(lambda: service.num_submits_cancelled == 1, 1)
+    assert service.generations == []
+
+
+def test_leaving_while_the_body_is_sent_starts_nothing(served, service):
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
+    connection.close()
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert service.submitted == []
+
+
+def test_a_client_that_reads_nothing_is_let_go_when_it_leaves(served, service, eventually):
+    service.words = ("x" * 4096,) * 100_000
+    connection = send_request(served, {**QUESTION, "stream": True})
+    assert eventually(lambda: service.generations and service.generations[0].num_said > 10)
+    time.sleep(0.3)
+    said = service.generations[0].num_said
+    time.sleep(0.2)
+    assert service.generations[0].num_said == said, "the server buffers without bound"
+    connection.close()
+    assert eventually(lambda: service.generations[0].num_cancels > 0)
+
+
+def test_a_finished_answer_is_not_cancelled(served, service):
+    for stream in (False, True):
+        httpx.post(f"{served.url}/v1/chat/completions", json={**QUESTION, "stream": stream})
+    assert [generation.num_cancels for generation in service.generations] == [0, 0]
+
+
+def test_a_quiet_stream_gets_pings_that_clients_ignore(served, service, monkeypatch):
+    monkeypatch.setattr(answering, "HEARTBEAT_S", 0.05)
+    service.delay_s, service.words = 0.2, ("a", "b")
+    response = httpx.post(f"{served.url}/v1/chat/completions", json={**QUESTION, "stream": True})
+    assert 3 <= response.text.count(": ping\n\n") <= 10
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_failed_text_stream_is_cut_so_that_clients_notice(served, service):
+    service.failure = ValueError("x")
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        httpx.stream("POST", f"{served.url}/v1/captions?format=text&stream=true", json={"image": "A"}) as response,
+    ):
+        response.read()
+
+
+def test_two_hundred_requests_that_leave_at_random_leave_nothing_running(served, service, eventually):
+    service.delay_s, service.submit_delay_s, service.words = 0.002, 0.005, ("word ",) * 50
+    chance = random.Random(7)
+
+    async def one(client, stream):
+        patience = chance.choice([0.001, 0.005, 0.02, 0.05, 10])
+        try:
+            await asyncio.wait_for(
+                client.post(f"{served.url}/v1/chat/completions", json={**QUESTION, "stream": stream}), patience
+            )
+        except TimeoutError:
+            return False
+        return True
+
+    async def everybody():
+        limits = httpx.Limits(max_connections=25)
+        async with httpx.AsyncClient(limits=limits, timeout=20) as client:
+            return await asyncio.gather(*(one(client, bool(i % 2)) for i in range(200)))
+
+    finished = asyncio.run(everybody())
+    assert any(finished)
+    assert not all(finished)
+    assert eventually(
+        lambda: (
+            all(generation.ended or generation.num_cancels for generation in service.generations)
+            and len(service.generations) + service.num_submits_cancelled == len(service.submitted)
+        )
+    )
+
+
+def test_health_is_quick_while_clients_send_large_bodies(served, service):
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 900_000}]})
+    stop = threading.Event()
+
+    def send():
+        with httpx.Client() as client:
+            while not stop.is_set():
+                assert client.post(f"{served.url}/v1/chat/completions", content=body).status_code == 200
+
+    senders = [threading.Thread(target=send) for _ in range(4)]
+    for sender in senders:
+        sender.start()
+    times = []
+    with httpx.Client() as client:
+        for _ in range(40):
+            started = time.monotonic()
+            assert client.get(f"{served.url}/health").json() == {"status": "ok"}
+            times.append(time.monotonic() - started)
+    stop.set()
+    for sender in senders:
+        sender.join()
+    assert sorted(times)[20] < 0.25  # median; far above what it takes, far below a body decoded the slow way
