@@ -67,11 +67,11 @@ def decode(data: bytes, limits: MediaLimits, draft_size: DraftSize | None = None
         warnings.simplefilter("ignore")  # Pillow's remarks on odd files are not for our log
         image = _open(data, found, limits)
         with image:
-            orientation = 1 if found.pillow == "TIFF" else _orientation(image)  # Pillow turns TIFF itself
             width, height = _check_size(image.size, limits)
             if draft_size is not None and found.pillow == "JPEG":
-                _draft(image, orientation, draft_size)
+                _draft(image, _orientation(image), draft_size)
             rgb = _load(image, data, found)
+            orientation = 1 if found.pillow == "TIFF" else _orientation(image)  # Pillow turns TIFF itself
     turn = _UPRIGHT.get(orientation)
     if turn is not None:
         rgb = rgb.transpose(turn)
@@ -137,6 +137,8 @@ def _orientation(image: Image.Image) -> int:
     """EXIF orientation 1 … 8; 1 where there is none or it makes no sense."""
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
+    except MemoryError:
+        raise
     except Exception:  # damaged EXIF raises all sorts of errors, and says nothing about the picture
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1

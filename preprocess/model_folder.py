@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from preprocess.errors import ServiceError
 
 JsonObject = dict[str, Any]
-
-_TOKEN_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ModelFolder:
@@ -82,8 +80,7 @@ class ModelFolder:
                     continue
                 for role, value in names.items():
                     content = value.get("content") if isinstance(value, dict) else value
-                    is_token = role in _TOKEN_ROLES or names is not source or role.endswith("image_token")
-                    if is_token and isinstance(content, str):
+                    if role.endswith("_token") and isinstance(content, str):
                         tokens[role] = content
         return tokens
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +33,12 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("frequency_penalty", -2.0, 2.0),
 )
 
+_LARGEST_NUMBER: Final = 2**31 - 1
+"""Of counts and token ids."""
+
+_NEARLY_GREEDY: Final = 1e-4
+"""Below it logits over the temperature leave the range of float32, and only the likeliest token is left anyway."""
+
 
 def check_options(options: GenerationOptions) -> None:
     """Raises `ClientError` for the first value out of its range, with the range."""
@@ -53,7 +60,14 @@ def check_options(options: GenerationOptions) -> None:
         )
     if options.logprobs is not None and not 0 <= options.logprobs <= MAX_LOGPROBS:
         raise _refuse("top_logprobs", f"top_logprobs is {options.logprobs}; it must lie between 0 and {MAX_LOGPROBS}")
+    if options.seed is not None and not -(2**63) <= options.seed < 2**63:
+        raise _refuse("seed", f"seed is {options.seed}; it must fit into 64 bits, sign included")
+    for name in ("max_tokens", "min_tokens", "top_k"):
+        if (getattr(options, name) or 0) > _LARGEST_NUMBER:
+            raise _refuse(name, f"{name} is {getattr(options, name)}; it must be at most {_LARGEST_NUMBER}")
     _check_stop(options)
+    _check_token_ids("stop_token_ids", options.stop_token_ids)
+    _check_token_ids("logit_bias", options.logit_bias)
     _check_logit_bias(options)
 
 
@@ -72,6 +86,14 @@ def _check_stop(options: GenerationOptions) -> None:
             "stop_token_ids",
             f"stop_token_ids has {len(options.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are accepted",
         )
+
+
+def _check_token_ids(param: str, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id <= _LARGEST_NUMBER:
+            raise _refuse(
+                param, f"{param} names token {token_id}; token ids are 0 and above, below the vocabulary size"
+            )
 
 
 def _check_logit_bias(options: GenerationOptions) -> None:
@@ -178,7 +200,7 @@ def resolve(options: GenerationOptions, defaults: Defaults, num_prompt_tokens: i
 
 def _temperature(options: GenerationOptions, defaults: Defaults) -> float:
     if options.temperature is not None:
-        return options.temperature
+        return options.temperature if options.temperature >= _NEARLY_GREEDY else GREEDY_TEMPERATURE
     narrows = options.top_p not in (None, 1.0) or options.top_k not in (None, 0, -1) or options.min_p not in (None, 0.0)
     if narrows and defaults.temperature == GREEDY_TEMPERATURE:
         return 1.0  # who narrows the sampling wants some: greedy would ignore it silently

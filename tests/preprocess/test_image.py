@@ -355,6 +355,18 @@ def test_a_bomb_is_refused_by_its_header(data: bytes, words: str) -> None:
     assert words in error.message
 
 
+def test_a_picture_over_a_limit_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow decodes a PNG to look for EXIF behind the pixels; the limits come first."""
+    from PIL import ImageFile
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("decoded before the limits were checked")
+
+    data = encode(smooth(60, 50))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", forbidden)
+    assert refusal(data, MediaLimits(max_image_pixels=100)).code == "image_too_large"
+
+
 @pytest.mark.parametrize("name", ["jpeg", "gif", "webp", "bmp", "tiff", "avif"])
 def test_limits_hold_for_every_format(name: str) -> None:
     data = encode_as(smooth(60, 50), name)

@@ -42,6 +42,12 @@ def resolved(tmp_path: Path, generation: dict[str, Any], **options: Any) -> Samp
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"top_k": 2**70}, "top_k"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [2**70]}, "stop_token_ids"),
+        ({"logit_bias": {2**70: 1.0}}, "logit_bias"),
         ({"logprobs": 21}, "top_logprobs"),
         ({"logprobs": -1}, "top_logprobs"),
         ({"stop": [""]}, "stop"),
@@ -93,6 +99,11 @@ def test_who_narrows_the_sampling_wants_some(tmp_path: Path) -> None:
     assert resolved(tmp_path, {}, top_k=5).temperature == 1.0
     assert resolved(tmp_path, {}, top_p=0.9, temperature=0.0).temperature == 0.0
     assert resolved(tmp_path, {}, top_p=1.0, top_k=-1).temperature == 0.0
+
+
+def test_hardly_any_temperature_is_greedy(tmp_path: Path) -> None:
+    assert resolved(tmp_path, {}, temperature=1e-30).temperature == 0.0
+    assert resolved(tmp_path, {}, temperature=0.01).temperature == 0.01
 
 
 def test_ends_of_the_model_and_of_the_client(tmp_path: Path) -> None:

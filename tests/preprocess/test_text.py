@@ -237,6 +237,20 @@ def test_tokens_not_marked_special_stay_text_too(tiny_model: Path, tmp_path: Pat
     assert encoder.token_id("<row_1_col_1>") not in ids
 
 
+def test_tokens_matched_in_normalised_text_stay_text_too(tiny_model: Path, tmp_path: Path) -> None:
+    """NFKC turns ＜image＞ into <image>, and an added token may be looked for after that."""
+    folder = variant(tiny_model, tmp_path)
+    tokenizer = json.loads(folder.tokenizer_path.read_text())
+    tokenizer["normalizer"] = {"type": "NFKC"}
+    for token in tokenizer["added_tokens"]:
+        if token["content"] == "<image>":
+            token.update(normalized=True, special=False)
+    folder.tokenizer_path.write_text(json.dumps(tokenizer))
+    encoder = encoder_of(folder)
+    assert encoder._tokenizer.encode("＜image＞", add_special_tokens=False).ids == [3]
+    assert 3 not in ours(encoder, [("user", ["＜image＞ <image>"])])
+
+
 def test_a_template_may_still_look_into_the_text(tiny_model: Path, tmp_path: Path) -> None:
     """Reasoning models' templates cut at ``</think>``, which is no control token."""
     template = (
