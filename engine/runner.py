@@ -105,6 +105,8 @@ class TorchRunner:
         at_positions = torch.tensor(positions, device=self.device)
         hidden = self.model.forward(hidden, at_positions, self.attention.plan(segments, at_positions))
         ends = [last_token[index] for index, row in enumerate(rows) if row.sampling is not None]
+        if not ends:
+            return torch.empty((0, self.vocab_size), device=self.device)
         if ends != list(range(len(hidden))):
             hidden = hidden[torch.tensor(ends, dtype=torch.long, device=self.device)]
         return self.model.logits(hidden)

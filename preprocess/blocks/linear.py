@@ -53,6 +53,13 @@ class Linear:
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return y
 
+    def gelu(self, x: torch.Tensor, approximate: str) -> torch.Tensor:
+        """GELU of the layer's result, (…, inputs) → (…, outputs); `approximate` as in `F.gelu`."""
+        if self._packed is None:
+            return F.gelu(self(x), approximate=approximate)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "gelu", [], approximate)
+        return y
+
 
 def _lay_out(weight: torch.Tensor) -> Any:
     """The weight in oneDNN's own layout, or None where that does not apply."""

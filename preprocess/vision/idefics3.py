@@ -41,7 +41,7 @@ class Idefics3VisionConfig:
     def read(cls, config: Fields) -> Idefics3VisionConfig:
         """From `config.json`; absent fields are what transformers' configuration classes make them."""
         vision = config.section("vision_config")
-        vision.choice("model_type", ("idefics3_vision", "smolvlm_vision", "idefics3"), "idefics3_vision")
+        vision.choice("model_type", ("idefics3_vision", "smolvlm_vision", "idefics3", "smolvlm"), "idefics3_vision")
         vision.refuse("num_channels", unless=3, reason="only RGB is supported")
         act = vision.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
         result = cls(
@@ -83,6 +83,12 @@ class Normalisation:
         device = checkpoint.device
         return cls((rescale / std).to(device, torch.float32), (-mean / std).to(device, torch.float32))
 
+    def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
+        """uint8 (tiles, height, width, 3) → float32."""
+        width = tiles.shape[2]
+        lines = tiles.flatten(2).float()  # (tiles, height, width * 3): operations over rows of 3 are many times slower
+        return torch.addcmul(self.shift.repeat(width), lines, self.scale.repeat(width)).view(tiles.shape)
+
 
 def _channels(fields: Fields, name: str) -> torch.Tensor:
     value = fields.values.get(name) or [0.5, 0.5, 0.5]
@@ -114,7 +120,7 @@ class EncoderLayer:
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (tiles, heads, patches, dim)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (tiles, patches, hidden)
         x = x + self.out(attended)
-        return x + self.fc2(F.gelu(self.fc1(self.mlp_norm(x)), approximate=self.gelu))
+        return x + self.fc2(self.fc1.gelu(self.mlp_norm(x), self.gelu))
 
 
 class Idefics3Encoder:
@@ -170,13 +176,15 @@ class Idefics3Encoder:
         """uint8 (tiles, height, width, 3) → (tiles, tokens, output_size)."""
         patch, scale = self.config.patch_size, self.config.scale_factor
         num_tiles, rows, columns = tiles.shape[0], tiles.shape[1] // patch, tiles.shape[2] // patch
-        if rows * patch != tiles.shape[1] or columns * patch != tiles.shape[2] or rows % scale or columns % scale:
+        if not rows or not columns or rows % scale or columns % scale:
             raise ValueError(
                 f"tile of {tiles.shape[1]}×{tiles.shape[2]} pixels, expected sides in {patch * scale} pixels"
             )
-        normalised = torch.addcmul(self.normalisation.shift, tiles.float(), self.normalisation.scale).to(self.dtype)
-        grid = normalised.view(num_tiles, rows, patch, columns, patch, 3).transpose(2, 3)
-        x = self.patch_embedding(grid.reshape(num_tiles, rows * columns, -1))  # (tiles, patches, hidden)
+        tiles = tiles[:, : rows * patch, : columns * patch]  # as a convolution does: what fills no patch is not seen
+        pixels = self.normalisation(tiles).to(self.dtype).view(num_tiles, rows, patch, columns, patch, 3)
+        x = self.patch_embedding(
+            pixels.transpose(2, 3).reshape(num_tiles, rows * columns, -1)
+        )  # (tiles, patches, hidden)
         x = x + self._position_rows(rows, columns)
         for layer in self.layers:
             x = layer(x)

@@ -96,6 +96,7 @@ CASES = {
     "seven patches a side, exact gelu": Case(
         lambda folder: tiny_smolvlm(folder, vision={"image_size": 56, "hidden_act": "gelu"})
     ),
+    "pixels that fill no patch": Case(lambda folder: tiny_smolvlm(folder, vision={"image_size": 38})),
     "old spelling, llama3 rope": Case(lambda folder: _edited(tiny_smolvlm(folder), _old_spelling)),
     "defaults left out": Case(lambda folder: _edited(tiny_smolvlm(folder, tied=False), _only_what_is_not_default)),
     "8 bits a channel": _packed(bits=8, group_size=0, symmetric=True),

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from engine.batch import Row, RowSampling, Runner, SampledToken, VisionRows
 from engine.config import EngineConfig
 from engine.decode_speed import decode_steps_per_s
 from engine.load import load_runner
 from engine.runner import TorchRunner
+from preprocess.blocks.linear import Linear
 from preprocess.wire import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -75,9 +77,10 @@ def test_encode_keeps_order_and_sizes(runner: TorchRunner) -> None:
     assert runner.encode([]) == []
 
 
-def test_encode_refuses_tiles_that_do_not_divide(runner: TorchRunner) -> None:
-    with pytest.raises(ValueError, match="tile of 24×32 pixels"):
-        runner.encode([torch.zeros(1, 24, 32, 3, dtype=torch.uint8)])
+@pytest.mark.parametrize("height", [0, 7, 24])
+def test_encode_refuses_tiles_that_give_no_whole_tokens(runner: TorchRunner, height: int) -> None:
+    with pytest.raises(ValueError, match=f"tile of {height}×32 pixels"):
+        runner.encode([torch.zeros(1, height, 32, 3, dtype=torch.uint8)])
 
 
 def test_embeddings_replace_ids_and_are_not_changed(runner: TorchRunner) -> None:
@@ -114,6 +117,32 @@ def test_a_poisoned_sequence_leaves_its_neighbours_alone(runner: TorchRunner) ->
     )
     assert tokens[1:] == runner.step([Row(1, 10, [after.token_id], RowSampling(GREEDY, 1))])
     runner.kv_pool.zero_()
+
+
+def test_the_type_that_a_cpu_serves_in_takes_the_same_steps(tiny_model: Path) -> None:
+    """bfloat16 takes weights laid out for oneDNN: chunks without a token, single rows and pictures work as well."""
+    runner = load_runner(EngineConfig(str(tiny_model), dtype="bfloat16", threads=1, kv_tokens=200, max_running=2))
+    runner.slot_table[0, :20] = torch.arange(1, 21)
+    picture = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    embeddings = runner.encode([picture])[0]
+    assert embeddings.dtype is torch.bfloat16
+    assert runner.step([Row(0, 0, [0] * 8, None, [VisionRows(0, 0, 8, embeddings)])]) == []
+    token = runner.step([Row(0, 8, [40, 41], FIRST)])[0].token_id
+    assert 0 <= runner.step([Row(0, 10, [token], RowSampling(GREEDY, 1))])[0].token_id < 512
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_layers_laid_out_for_the_processor_equal_plain_ones(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(96, 64, generator=generator).bfloat16()
+    bias = torch.randn(96, generator=generator).bfloat16()
+    x = torch.randn(rows, 64, generator=generator).bfloat16()
+    layer = Linear(weight, bias)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(layer(x), exact.bfloat16(), atol=1e-2, rtol=1e-2)
+    for approximate in ("tanh", "none"):
+        expected = F.gelu(exact, approximate=approximate).bfloat16()
+        torch.testing.assert_close(layer.gelu(x, approximate), expected, atol=1e-2, rtol=1e-2)
 
 
 def test_decode_speed_runs_and_refuses_what_does_not_fit(runner: TorchRunner) -> None:
