@@ -141,7 +141,7 @@ class Detokenizer:
     def _finish(self, sequence: _Sequence, event: TokenEvent) -> Delta:
         finish_reason, usage = event.finish_reason, event.usage
         stop_reason: str | int | None = None
-        if sequence.stopped_by is not None:
+        if sequence.stopped_by is not None and finish_reason != "error":
             finish_reason, stop_reason = "stop", sequence.stopped_by
             usage = _without_discarded(usage, sequence.num_tokens)
         elif event.stop_token_id is not None and event.stop_token_id not in self._eos_ids:
@@ -154,7 +154,7 @@ class Detokenizer:
             finish_reason,
             stop_reason,
             usage,
-            event.error if finish_reason == "error" else None,
+            event.error,
         )
 
     def _logprob(self, token_id: int, logprobs: TokenLogprobs) -> DeltaLogprob:

@@ -167,6 +167,6 @@ def _unreadable(data: bytes, found: PictureFormat) -> ClientError:
             code="image_truncated",
         )
     return ClientError(
-        f"the {found.name} picture is damaged and cannot be decoded; save it again with another program",
+        f"the {found.name} picture is damaged, or of a kind that cannot be decoded; save it again with another program",
         code="image_undecodable",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import random
 import struct
@@ -98,11 +99,8 @@ def test_nothing_is_refused_as_empty() -> None:
 
 @pytest.mark.parametrize("brand", [b"heic", b"mif1"])
 def test_heic_names_the_extra_that_reads_it(brand: bytes) -> None:
-    pytest.importorskip("PIL")
     data = b"\x00\x00\x00\x18ftyp" + brand + b"\x00\x00\x00\x00" + brand + b"heic" + bytes(64)
-    try:
-        import pillow_heif  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("pillow_heif") is None:
         assert "pip install 'beholder[heif]'" in refusal(data).message
     else:
         assert refusal(data).code in ("image_undecodable", "image_truncated")
