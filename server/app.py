@@ -68,7 +68,7 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
 
 
 class RequestIds:
-    """Gives every request an id, the client's own if it sent a sane `x-request-id`, and echoes it."""
+    """Gives every request an id, the client's own if it sent a sane `x-request-id`, echoes it, and logs the request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,12 +82,24 @@ class RequestIds:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
 
+        status = 0
+
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] in {"http.response.start", "websocket.accept"}:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                status = message.get("status", 101)
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        started = time.monotonic()
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            level = logging.INFO if scope["path"].startswith("/v1/") else logging.DEBUG  # probes come all the time
+            elapsed_ms = (time.monotonic() - started) * 1e3
+            _log.log(
+                level, "%s %r %s in %.0f ms, %s", scope.get("method", ""), scope["path"], status, elapsed_ms, request_id
+            )
 
 
 class Faults:

@@ -44,11 +44,8 @@ class Call(msgspec.Struct, frozen=True):
     session_id: str = ""
     priority: int = 0
     as_text: bool = False
-
-    @property
-    def num_images(self) -> int:
-        """Pictures in all turns."""
-        return sum(isinstance(part, ImagePart) for message in self.messages for part in message.content)
+    image_fields: tuple[str, ...] = ()
+    """Of a caption: the request field that each picture came in."""
 
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatRequest)
@@ -193,16 +190,21 @@ def caption_call(
     detail = fields.detail or "auto"
     if fields.image is not None and fields.images is not None:
         raise invalid("images", "`image` and `images` were both given; expected one of them.")
-    images: list[TextPart | ImagePart] = []
-    for path, data in files:
+    images: list[ImagePart] = []
+    image_fields: list[str] = []
+    for i, (name, data) in enumerate(files):
+        path = name if name not in image_fields else f"{name}[{i}]"
         if not data:
             raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
         _check_image_size(len(data), path, settings)
         images.append(ImagePart(data=data, detail=detail))
+        image_fields.append(path)
     if fields.image is not None:
         images.append(_image(fields.image, detail, "image", bare=True))
+        image_fields.append("image")
     for i, url in enumerate(fields.images or []):
         images.append(_image(url, detail, f"images[{i}]", bare=True))
+        image_fields.append(f"images[{i}]")
     if not images:
         raise ClientError(
             "There is no picture in the request: send it as a form file, as the body with an image/* content type, or "
@@ -217,6 +219,7 @@ def caption_call(
         options=generation_options(fields),
         stream=bool(fields.stream),
         as_text=fields.format == "text",
+        image_fields=tuple(image_fields),
         session_id=_session_id(fields.session_id, session_header),
         priority=fields.priority or 0,
     )

@@ -132,6 +132,7 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
         BeholderError: It is refused.
         ClientGone: The client left meanwhile; the work for it has been ended.
     """
+    await asyncio.sleep(0)  # decoding a large body held the loop: let others have a turn
     submit = context.service.submit(
         call.messages,
         call.options,

@@ -7,6 +7,7 @@ or JSON members of the same names.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -17,7 +18,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from preprocess.errors import ClientError
+from preprocess.errors import BeholderError, ClientError
 from preprocess.wire import Delta, ImageInfo
 from server.intake import Call, caption_call, caption_from_json, caption_from_text
 from server.request_models import CaptionRequest
@@ -28,6 +29,7 @@ from server.routes.context import Context
 from server.routes.form import Form, read_form
 from server.settings import Settings
 
+_PLACE: Final = re.compile(r"messages\[0\]\.content\[(\d+)\]")
 _RAW_TYPES: Final = ("image/", "application/octet-stream")
 
 
@@ -77,7 +79,11 @@ def router(context: Context) -> APIRouter:
         arrival = Arrival(context)
         async with arrival.time_limit():
             call = await _read_call(request, context.settings)
-        answer = await start(context, request, call, arrival)
+        try:
+            answer = await start(context, request, call, arrival)
+        except BeholderError as error:
+            error.param = _own_field(error.param, call)
+            raise
         caption_id = f"caption-{secrets.token_hex(12)}"
         if call.stream:
             if call.as_text:
@@ -87,6 +93,15 @@ def router(context: Context) -> APIRouter:
 
     routes.add_api_route("/v1/captions", create_caption, methods=["POST"], response_class=Response, response_model=None)
     return routes
+
+
+def _own_field(param: str | None, call: Call) -> str | None:
+    """The field of the caption request that a place in the chat made of it stands for."""
+    place = _PLACE.fullmatch(param or "")
+    if place is None:
+        return param
+    index = int(place[1])
+    return call.image_fields[index] if index < len(call.image_fields) else "prompt"
 
 
 async def _read_call(request: Request, settings: Settings) -> Call:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from preprocess.errors import ServiceError
+from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import GenerationOptions, ImagePart, Message, TextPart
 
 TEXT = "A small red square on white."
@@ -237,6 +237,30 @@ def test_too_many_files_are_refused(client):
     response = form(client, [("file", ("a.jpg", JPEG))] * 4)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "too_many_images")
     assert "The form holds more than 3 pictures" in response.json()["error"]["message"]  # found while it is read
+
+
+@pytest.mark.parametrize(
+    ("send", "field"),
+    [
+        (lambda client: raw(client), "body"),
+        (lambda client: form(client, [("left", ("a", b"x"))]), "left"),
+        (lambda client: client.post("/v1/captions", json={"image": "AAAA"}), "image"),
+    ],
+)
+def test_a_workers_refusal_names_the_field_of_this_request(client, service, send, field):
+    service.refusal = ClientError("too dark", code="image_undecodable", param="messages[0].content[0]")
+    assert send(client).json()["error"]["param"] == field
+    service.refusal = ClientError("too long", code="x", param="messages[0].content[1]")
+    assert send(client).json()["error"]["param"] == "prompt"
+    service.refusal = ClientError("too long", code="x", param="messages")
+    assert send(client).json()["error"]["param"] == "messages"
+
+
+def test_files_of_one_name_are_told_apart(client, service):
+    service.refusal = ClientError("too dark", code="image_undecodable", param="messages[0].content[1]")
+    response = form(client, [("file", ("a", b"x")), ("file", ("b", b"y"))])
+    assert response.json()["error"]["param"] == "file[1]"
+    assert [part.data for part in service.last[0][0].content[:2]] == [b"x", b"y"]
 
 
 @pytest.mark.parametrize("shape", ["raw", "form", "json"])

@@ -108,6 +108,16 @@ def test_another_request_id_is_replaced(client, given):
     assert first != second
 
 
+def test_requests_are_logged_with_their_id_and_probes_are_not(client, caplog):
+    caplog.set_level("INFO", "beholder.server")
+    client.get("/health")
+    client.get("/v1/models", headers={"x-request-id": "mine"})
+    client.get("/v1/a%0Ab", headers={"x-request-id": "other"})
+    (first, second) = caplog.messages
+    assert re.fullmatch(r"GET '/v1/models' 200 in \d+ ms, mine", first)
+    assert re.fullmatch(r"GET '/v1/a\\nb' 404 in \d+ ms, other", second)
+
+
 # ---- metrics --------------------------------------------------------------------------------------------------------
 
 
