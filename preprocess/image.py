@@ -13,7 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from PIL import Image
+from PIL import (  # loaded here, so that `Image.open` finds them and loads none of Pillow's other plugins
+    AvifImagePlugin,  # noqa: F401
+    BmpImagePlugin,  # noqa: F401
+    GifImagePlugin,  # noqa: F401
+    Image,
+    JpegImagePlugin,  # noqa: F401
+    MpoImagePlugin,  # noqa: F401
+    PngImagePlugin,  # noqa: F401
+    TiffImagePlugin,  # noqa: F401
+    WebPImagePlugin,  # noqa: F401
+)
 
 from preprocess.colour import to_rgb
 from preprocess.config import MediaLimits

@@ -6,7 +6,10 @@ import importlib.util
 import io
 import random
 import struct
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,7 +111,6 @@ def test_heic_names_the_extra_that_reads_it(brand: bytes) -> None:
 
 def test_no_other_pillow_plugin_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """EPS behind the first bytes of an accepted format: Ghostscript must not be started."""
-    import subprocess
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a decoder started a program")
@@ -117,6 +119,18 @@ def test_no_other_pillow_plugin_can_run(monkeypatch: pytest.MonkeyPatch) -> None
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     for magic in (b"", b"\xff\xd8\xff\xe0", b"GIF89a", b"II*\x00", b"\x89PNG\r\n\x1a\n"):
         assert isinstance(outcome(magic + eps), ClientError)
+
+
+def test_other_plugins_are_not_even_loaded() -> None:
+    names = ", ".join(repr(encode_as(smooth(8, 8), name)) for name in FORMATS)
+    code = (
+        "import sys\n"
+        "from preprocess.config import MediaLimits\n"
+        "from preprocess.image import decode\n"
+        f"for data in ({names}): decode(data, MediaLimits())\n"
+        "assert not [name for name in ('Eps', 'Wmf', 'Ico', 'Psd') if f'PIL.{name}ImagePlugin' in sys.modules]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 # ---- modes and transparency ------------------------------------------------------------------------------------------
