@@ -125,3 +125,11 @@ def test_caption_describes_every_file_and_fails_for_the_bad_one(tiny_model, tmp_
     assert answer["file"] == str(good)
     assert answer["usage"]["completion_tokens"] == 4
     assert (answer["images"][0]["width"], answer["images"][0]["height"]) == (40, 30)
+
+
+def test_caption_with_an_unusable_model_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "nothing"}')
+    done = runner.invoke(cli.app, ["caption", "x.jpg", "--model", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("beholder: ")
+    assert done.stderr.count("\n") == 1
