@@ -108,18 +108,21 @@ def test_caption_describes_every_file_and_fails_for_the_bad_one(tiny_model, tmp_
     bad.write_text("no picture")
     options = ["--model", str(tiny_model), "--max-tokens", "4", "--temperature", "0", "--threads", "1"]
 
-    one = run("caption", str(good), *options)
-    assert (one.returncode, one.stderr) == (0, "")
+    def caption(*arguments):
+        return runner.invoke(cli.app, ["caption", *arguments])
 
-    many = run("caption", str(good), str(bad), str(tmp_path / "none.png"), *options)
-    assert many.returncode == 1
+    one = caption(str(good), *options)
+    assert (one.exit_code, one.stderr) == (0, "")
+
+    many = caption(str(good), str(bad), str(tmp_path / "none.png"), *options)
+    assert many.exit_code == 1
     assert many.stdout.startswith(f"{good}: {one.stdout}")
     assert many.stderr.count("\n") == 2
     assert f"beholder: {bad}: " in many.stderr
     assert "No such file or directory" in many.stderr
     assert "Traceback" not in many.stderr
 
-    structured = run("caption", str(good), "--json", *options)
+    structured = caption(str(good), "--json", *options)
     answer = msgspec.json.decode(structured.stdout)
     assert answer["text"] + "\n" == one.stdout
     assert answer["file"] == str(good)
