@@ -18,7 +18,7 @@ from preprocess.wire import GREEDY_TEMPERATURE, GenerationOptions, SamplingParam
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_LENGTH: Final = 1_000
-MAX_STOP_TOKEN_IDS: Final = 128
+MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIASES: Final = 1_024
 MAX_LOGPROBS: Final = 20
 DEFAULT_MAX_TOKENS: Final = 4_096
@@ -28,7 +28,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("temperature", 0.0, 2.0),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.01, 10.0),
+    ("repetition_penalty", 0.0, 10.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
 )
@@ -46,8 +46,9 @@ def check_options(options: GenerationOptions) -> None:
         value = getattr(options, name)
         if value is not None and not (math.isfinite(value) and low <= value <= high):
             raise _refuse(name, f"{name} is {value}; it must lie between {low:g} and {high:g}")
-    if options.top_p is not None and options.top_p == 0:
-        raise _refuse("top_p", "top_p is 0; it must be above 0 and at most 1")
+    for name, high in (("top_p", 1), ("repetition_penalty", 10)):
+        if getattr(options, name) == 0:
+            raise _refuse(name, f"{name} is 0; it must be above 0 and at most {high}")
     if options.top_k is not None and options.top_k < -1:
         raise _refuse("top_k", f"top_k is {options.top_k}; it must be at least 1, or 0 or -1 for all tokens")
     if options.max_tokens is not None and options.max_tokens < 1:

@@ -53,7 +53,7 @@ def resolved(tmp_path: Path, generation: dict[str, Any], **options: Any) -> Samp
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": ["x" * 1001]}, "stop"),
-        ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(257))}, "stop_token_ids"),
         ({"logit_bias": {1: 101.0}}, "logit_bias"),
         ({"logit_bias": {1: math.nan}}, "logit_bias"),
         ({"logit_bias": dict.fromkeys(range(1025), 0.0)}, "logit_bias"),
