@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
-from preprocess.arena import Arena
 
 from engine.config import EngineConfig
+from preprocess.arena import Arena
 from preprocess.child import Child
 from preprocess.errors import BeholderError
 from preprocess.wire import (

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from preprocess.arena import LeaseTable
 
+from preprocess.arena import LeaseTable
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import (
     Abort,

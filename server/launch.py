@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 import zmq
-from preprocess.arena import Arena
 
+from preprocess.arena import Arena
 from preprocess.child import EXIT_BAD_START, push_socket
 from preprocess.wire import Drain
 from server.child_process import ChildProcess, Surroundings, describe_exit

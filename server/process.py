@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import uvicorn
 import zmq
-from preprocess.prepare import max_pixel_bytes_per_image
 
 from preprocess.child import Child, push_socket
 from preprocess.errors import BeholderError
+from preprocess.prepare import max_pixel_bytes_per_image
 from server.app import create_app
 from server.dispatcher import Dispatcher
 from server.settings import Settings
