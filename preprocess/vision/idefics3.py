@@ -132,6 +132,7 @@ class Idefics3Encoder:
         convolution = checkpoint.tensor(f"{model}.embeddings.patch_embedding.weight", (width, 3, patch, patch))
         bias = checkpoint.tensor(f"{model}.embeddings.patch_embedding.bias", (width,))
         self.config = config
+        self.image_size = config.image_size
         self.normalisation = Normalisation.read(checkpoint)
         self.dtype = checkpoint.dtype
         # Pixels stay in (row, column, channel) order, so the convolution's weight takes that order too.
@@ -169,7 +170,8 @@ class Idefics3Encoder:
             ]  # each (tiles, tokens, output_size)
             tiles_of = [len(pictures[index]) for index in indices]
             for index, tokens in zip(indices, torch.split(torch.cat(batches), tiles_of), strict=True):
-                results[index] = tokens.flatten(0, 1)
+                # A copy, since a cache frees each picture by itself: a view would keep the whole batch.
+                results[index] = tokens.flatten(0, 1).clone()
         return [result for result in results if result is not None]
 
     def _encode(self, tiles: torch.Tensor) -> torch.Tensor:
