@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.batch import Row
+from engine.vision_ids import FIRST_VISION_ID
 from preprocess.wire import Admitted, EngineRequest, OutputStart, SamplingParams, TextOptions, TokenEvents
 from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, embed, load, reference
@@ -186,6 +187,15 @@ def test_penalties_see_the_vocabulary_only_and_nothing_is_copied_without_them() 
     seen.clear()
     driver.run(request("plain", PROMPT))
     assert all(not row.sampling.prompt_ids and not row.sampling.output_ids for row in seen if row.sampling)
+
+
+def test_vision_tokens_have_ids_of_their_own_by_picture_and_place() -> None:
+    driver = Driver()
+    driver.submit(request("r", PROMPT, [picture(1, (1, 2), (4, 2)), picture(2, (6, 2)), picture(1, (8, 2))]))
+    keys = next(iter(driver.engine.waiting)).prompt_keys
+    first = FIRST_VISION_ID
+    assert keys.tolist() == [1, first, first + 1, 4, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7]
+    driver.finish()
 
 
 def test_stats_count() -> None:

@@ -226,6 +226,7 @@ def test_nobody_passes_a_request_that_lacks_only_memory() -> None:
     driver.submit(request("big", PROMPT, max_tokens=20), request("small", [1], max_tokens=2))
     driver.step(3)
     assert running(driver) == ["a"]
+    assert not driver.told["small"].ids
     driver.finish()
 
 
@@ -239,7 +240,12 @@ def test_when_memory_runs_out_some_are_retracted_and_say_the_same_later(num_slot
     ]
     driver.submit(*requests)
     while driver.engine.has_work:
+        before = driver.engine.stats()
         driver.step()
+        after = driver.engine.stats()
+        assert after.num_retracted == before.num_retracted or after.num_waiting > before.num_waiting, (
+            "let in again at once"
+        )
         assert "important" in running(driver) or driver.told["important"].reason == "length"
     assert driver.engine.stats().num_retracted
     for wanted in requests:
