@@ -94,3 +94,7 @@ class Runner(Protocol):
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """One forward over all rows, decode and prefill mixed. A token for each row with `sampling`, in order."""
         ...
+
+    def warm_up(self) -> None:
+        """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel."""
+        ...

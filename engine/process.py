@@ -48,6 +48,7 @@ def main() -> None:
     started = time.monotonic()
     try:
         runner = load_runner(config)
+        runner.warm_up()
     except BeholderError as error:
         child.fail(error.message)
     loop = EngineLoop(Engine(config, runner), child, inbox)

@@ -6,22 +6,30 @@ The scheduler decides what runs and owns the slots; this file owns the weights, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention
-from engine.batch import Row, SampledToken
+from engine.batch import Row, RowSampling, SampledToken, VisionRows
 from engine.models.llama import Llama
 from engine.sampling import sample
+from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
 
-VisionEncoder = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-"""uint8 pictures (tiles, height, width, 3) → vision tokens (num_tokens, hidden) of each."""
+
+class VisionEncoder(Protocol):
+    """A vision encoder. `image_size`: side of a tile as it comes from preprocessing, in pixels."""
+
+    image_size: int
+
+    def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """uint8 pictures (tiles, height, width, 3) → vision tokens (num_tokens, hidden) of each."""
+        ...
 
 
 class TorchRunner:
@@ -76,6 +84,17 @@ class TorchRunner:
         sampled = [row.sampling for row in rows if row.sampling is not None]
         logits = self.logits(rows)
         return sample(logits, sampled) if sampled else []
+
+    def warm_up(self) -> None:
+        """See `Runner.warm_up`. Rows of the fresh slot table point at the dummy slot."""
+        side = self.encoder.image_size
+        embeddings = self.encode([torch.zeros((1, side, side, 3), dtype=torch.uint8)])[0]
+        length = min(len(embeddings) + 32, self.max_positions - 1)
+        sampling = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), output_index=0)
+        picture = VisionRows(0, 0, min(len(embeddings), length), embeddings)
+        self.step([Row(0, 0, [0] * length, sampling, [picture])])
+        for rows in {1, min(8, self.max_rows)}:
+            self.step([Row(row, length, [0], sampling) for row in range(rows)])
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:

@@ -7,18 +7,21 @@ server refuses the picture and gives the other jobs to other workers.
 
 from __future__ import annotations
 
+import io
 import resource
 import signal
+import time
 from pathlib import Path
 
 import msgspec
+from PIL import Image
 
 from preprocess.arena import Arena
 from preprocess.child import Child
 from preprocess.config import PreprocessConfig
 from preprocess.errors import BeholderError
 from preprocess.prepare import Preparer
-from preprocess.wire import Job, Refused, WorkerReply
+from preprocess.wire import GenerationOptions, ImagePart, Job, Lease, Message, Refused, TextPart, WorkerReply
 
 
 def main() -> None:
@@ -28,6 +31,7 @@ def main() -> None:
     arena = Arena.attach(child.boot.arena_fd, child.boot.arena_size)
     try:
         preparer = Preparer(config, arena)
+        _warm_up(preparer)
     except BeholderError as error:
         child.fail(error.message)
     inbox = child.bind(f"worker-{child.boot.index}")
@@ -52,6 +56,15 @@ def main() -> None:
             )
         signal.setitimer(signal.ITIMER_REAL, 0)
         outbox.send(encoder.encode(reply))
+
+
+def _warm_up(preparer: Preparer) -> None:
+    """Prepare nobody's picture, so that no request pays for the first use of a codec and the template."""
+    for format_name in ("JPEG", "PNG"):
+        encoded = io.BytesIO()
+        Image.new("RGB", (64, 48)).save(encoded, format_name)
+        messages = [Message("user", [ImagePart(data=encoded.getvalue()), TextPart("?")])]
+        preparer.prepare(Job("warm-up", messages, GenerationOptions(), Lease(), time.monotonic()))
 
 
 def _limit_memory(added_bytes: int) -> None:
