@@ -9,12 +9,14 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from preprocess.arena import ALIGNMENT, Arena
+from preprocess.change import change, thumbnail
 from preprocess.config import MediaLimits, PreprocessConfig
 from preprocess.errors import BeholderError, ClientError
 from preprocess.families import Family, load_family
@@ -28,6 +30,8 @@ from preprocess.wire import (
     ImagePart,
     Job,
     Lease,
+    Look,
+    Looked,
     MediaItem,
     Pixels,
     Prepared,
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from preprocess.families.layout import Normalisation, PictureLayout
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +95,15 @@ class Preparer:
 
     def prepare(self, job: Job) -> Prepared | Refused:
         """Prepare a job. What cannot be served comes back as `Refused`; nothing is raised."""
-        try:
-            return self._prepare(job)
-        except BeholderError as error:
-            return Refused(job.request_id, error.message, error.status, error.code, error.param)
-        except MemoryError:
-            return Refused(
-                job.request_id,
-                "a picture of this request needs more memory to decode than is allowed; send it smaller",
-                status=413,
-                code="image_too_large",
-            )
-        except Exception:
-            _log.exception("preparing request %s failed", job.request_id)
-            return Refused(
-                job.request_id, "preparing the request failed on the server", status=500, code="preprocess_failed"
-            )
+        return _guarded(job.request_id, lambda: self._prepare(job))
+
+    def look(self, look: Look) -> Looked | Refused:
+        """Compare a frame with an earlier one. Like `prepare`, raises nothing."""
+        return _guarded(look.request_id, lambda: self._look(look))
+
+    def _look(self, look: Look) -> Looked:
+        seen = thumbnail(encoded_bytes(ImagePart(data=look.data), self._config.limits), self._config.limits)
+        return Looked(look.request_id, seen, change(look.reference, seen) if look.reference else None)
 
     def _prepare(self, job: Job) -> Prepared:
         started = time.monotonic()
@@ -186,6 +184,24 @@ class Preparer:
         sha256 = hashlib.sha256(data)
         pictures.digests.append(_digest(self._identity, layout, sha256.digest()))
         pictures.infos.append(ImageInfo(picture.width, picture.height, sha256.hexdigest(), layout.num_tokens))
+
+
+def _guarded(request_id: str, work: Callable[[], T]) -> T | Refused:
+    """What `work` gives, or its refusal."""
+    try:
+        return work()
+    except BeholderError as error:
+        return Refused(request_id, error.message, error.status, error.code, error.param)
+    except MemoryError:
+        return Refused(
+            request_id,
+            "a picture of this request needs more memory to decode than is allowed; send it smaller",
+            status=413,
+            code="image_too_large",
+        )
+    except Exception:
+        _log.exception("preparing request %s failed", request_id)
+        return Refused(request_id, "preparing the request failed on the server", status=500, code="preprocess_failed")
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Every struct that crosses a process border, and nothing else.
 
     server ──Job──▶ preprocess worker ──Prepared | Refused──▶ server
+    server ──Look──▶ preprocess worker ──Looked | Refused──▶ server
     server ──EngineRequest | Abort | Reset──▶ engine ──Admitted | Rejected | ResetDone | EngineStats──▶ server
     engine ──OutputStart, TokenEvents, ResetDone──▶ detokenizer ──Deltas | DetokenizerReset──▶ server
                                         detokenizer ──Stop──▶ engine
@@ -88,6 +89,20 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     arrival_s: float
     session_id: str = ""
     priority: int = 0
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Ask how much a camera's frame differs from an earlier one, without preparing anything for the engine.
+
+    `reference`: the `Looked.thumbnail` to compare with; empty compares with nothing.
+    """
+
+    request_id: str
+    data: bytes
+    reference: bytes = b""
+
+
+WorkerInput = Job | Look
 
 
 # ---- preprocess worker → server -------------------------------------------------------------------------------------
@@ -203,7 +218,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     param: str | None = None
 
 
-WorkerReply = Prepared | Refused
+class Looked(msgspec.Struct, frozen=True, tag="looked"):
+    """A worker's answer to `Look`: see `preprocess.change` for both fields. `change` is None without a reference."""
+
+    request_id: str
+    thumbnail: bytes
+    change: float | None
+
+
+WorkerReply = Prepared | Looked | Refused
 
 
 # ---- server, detokenizer → engine -----------------------------------------------------------------------------------
@@ -399,5 +422,15 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 ServerInput = (
-    Prepared | Refused | Admitted | Rejected | ResetDone | EngineStats | Deltas | DetokenizerReset | ChildState | Drain
+    Prepared
+    | Looked
+    | Refused
+    | Admitted
+    | Rejected
+    | ResetDone
+    | EngineStats
+    | Deltas
+    | DetokenizerReset
+    | ChildState
+    | Drain
 )

@@ -21,7 +21,17 @@ from preprocess.child import Child
 from preprocess.config import PreprocessConfig
 from preprocess.errors import BeholderError
 from preprocess.prepare import Preparer
-from preprocess.wire import GenerationOptions, ImagePart, Job, Lease, Message, Refused, TextPart, WorkerReply
+from preprocess.wire import (
+    GenerationOptions,
+    ImagePart,
+    Job,
+    Lease,
+    Message,
+    Refused,
+    TextPart,
+    WorkerInput,
+    WorkerReply,
+)
 
 
 def main() -> None:
@@ -36,7 +46,7 @@ def main() -> None:
         child.fail(error.message)
     inbox = child.bind(f"worker-{child.boot.index}")
     outbox = child.connect("server")
-    decoder = msgspec.msgpack.Decoder(Job)
+    decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
     limits = config.limits
     _limit_memory(limits.memory_bytes)
@@ -46,7 +56,7 @@ def main() -> None:
         job = decoder.decode(inbox.recv())
         signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
         try:
-            reply: WorkerReply = preparer.prepare(job)
+            reply: WorkerReply = preparer.prepare(job) if isinstance(job, Job) else preparer.look(job)
         except MemoryError:
             reply = Refused(
                 job.request_id,

@@ -36,6 +36,8 @@ from preprocess.wire import (
     ImagePart,
     Job,
     Lease,
+    Look,
+    Looked,
     Message,
     Prepared,
     Refused,
@@ -71,10 +73,10 @@ class _Call:
     """One submitted request, from `submit` to the finish of its last choice."""
 
     request_id: str
-    job: Job
+    job: Job | Look
     num_choices: int
     waiting_bytes: int
-    prepared: asyncio.Future[Prepared]
+    prepared: asyncio.Future[Prepared | Looked]
     lease: Lease = field(default_factory=Lease)
     worker: int | None = None
     admissions: dict[str, asyncio.Future[None]] = field(default_factory=dict)
@@ -229,6 +231,7 @@ class Dispatcher:
         call = self._accept(messages, options, n, session_id, priority, arrival_s)
         try:
             prepared = await call.prepared
+            assert isinstance(prepared, Prepared)
             self._admit(call, prepared)
             outcomes = await asyncio.gather(*call.admissions.values(), return_exceptions=True)
         except asyncio.CancelledError:
@@ -240,6 +243,24 @@ class Dispatcher:
                 raise outcome
         assert call.generation is not None
         return call.generation
+
+    async def look(self, data: bytes, reference: bytes = b"") -> Looked:
+        """Have a preprocess worker compare a frame with an earlier one's thumbnail.
+
+        Raises:
+            ClientError: It is no picture, or the queue is full (429).
+            ServiceError: Draining.
+        """
+        self._refuse_if_draining()
+        call = self._queue(Look(self._new_id(), data, reference), 1, len(data))
+        try:
+            looked = await call.prepared
+        except asyncio.CancelledError:
+            self.cancel(call)
+            raise
+        assert isinstance(looked, Looked)
+        self._forget(call)
+        return looked
 
     def cancel(self, call: _Call) -> None:
         """Stop what is left of a call; its memory is freed when the process that uses it has let go."""
@@ -283,6 +304,23 @@ class Dispatcher:
     ) -> _Call:
         images = [part for message in messages for part in message.content if isinstance(part, ImagePart)]
         num_bytes = sum(len(part.data) + len(part.data_url) for part in images)
+        job = Job(
+            self._new_id(),
+            messages,
+            options,
+            Lease(),
+            arrival_s if arrival_s is not None else time.monotonic(),
+            session_id,
+            priority,
+        )
+        return self._queue(job, n, num_bytes)
+
+    def _new_id(self) -> str:
+        self._serial += 1
+        return f"{self.epoch}-{self._serial}"
+
+    def _queue(self, job: Job | Look, n: int, num_bytes: int) -> _Call:
+        """Line a job up for a worker, or refuse it."""
         full = len(self._waiting) >= self._max_waiting
         if full or (self._waiting and self._waiting_bytes + num_bytes > self._max_waiting_bytes):
             what = f"{len(self._waiting)} requests" if full else f"{self._waiting_bytes >> 20} MiB of pictures"
@@ -292,19 +330,8 @@ class Dispatcher:
                 code="queue_full",
                 retry_after_s=1.0,
             )
-        self._serial += 1
-        request_id = f"{self.epoch}-{self._serial}"
-        job = Job(
-            request_id,
-            messages,
-            options,
-            Lease(),
-            arrival_s if arrival_s is not None else time.monotonic(),
-            session_id,
-            priority,
-        )
-        call = _Call(request_id, job, n, num_bytes, asyncio.get_running_loop().create_future())
-        self._calls[request_id] = call
+        call = _Call(job.request_id, job, n, num_bytes, asyncio.get_running_loop().create_future())
+        self._calls[job.request_id] = call
         self._waiting.append(call)
         self._waiting_bytes += num_bytes
         self._pump()
@@ -322,11 +349,17 @@ class Dispatcher:
                 continue
             call = self._waiting[0]
             self._leave_queue(call)
-            num_images = sum(isinstance(p, ImagePart) for m in call.job.messages for p in m.content)
-            call.lease = self.leases.lease(num_images * self._pixel_bytes_per_image)
             call.worker = index
             worker.job = call.request_id
-            self._send(f"worker-{index}", msgspec.structs.replace(call.job, lease=call.lease))
+            self._send(f"worker-{index}", self._with_lease(call))
+
+    def _with_lease(self, call: _Call) -> Job | Look:
+        """The call's job with room for its pixels; a look needs none."""
+        if isinstance(call.job, Look):
+            return call.job
+        num_images = sum(isinstance(p, ImagePart) for m in call.job.messages for p in m.content)
+        call.lease = self.leases.lease(num_images * self._pixel_bytes_per_image)
+        return msgspec.structs.replace(call.job, lease=call.lease)
 
     def _leave_queue(self, call: _Call) -> None:
         self._waiting.remove(call)
@@ -351,6 +384,11 @@ class Dispatcher:
         if call is not None and not call.prepared.done():
             call.lease = self.leases.shrink(call.lease, prepared.arena_bytes)
             call.prepared.set_result(prepared)
+
+    def _on_looked(self, looked: Looked) -> None:
+        call = self._worker_done(looked.request_id)
+        if call is not None and not call.prepared.done():
+            call.prepared.set_result(looked)
 
     def _on_refused(self, refused: Refused) -> None:
         call = self._worker_done(refused.request_id)
@@ -469,6 +507,8 @@ class Dispatcher:
             self._on_deltas(message.deltas)
         elif isinstance(message, Prepared):
             self._on_prepared(message)
+        elif isinstance(message, Looked):
+            self._on_looked(message)
         elif isinstance(message, Refused):
             self._on_refused(message)
         elif isinstance(message, Admitted):
@@ -533,7 +573,7 @@ class Dispatcher:
         both_up = self._children["engine", 0].up and self._children["detokenizer", 0].up
         return both_up and self._engine_reset and self._detokenizer_reset
 
-    def _send(self, name: str, message: Job | EngineRequest | Abort | Reset) -> None:
+    def _send(self, name: str, message: Job | Look | EngineRequest | Abort | Reset) -> None:
         self._send_bytes(name, self._encoder.encode(message))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from preprocess.wire import ChildState, Delta, EngineStats, GenerationOptions, ImageInfo, Message
+from preprocess.wire import ChildState, Delta, EngineStats, GenerationOptions, ImageInfo, Looked, Message
 
 
 class Generation(Protocol):
@@ -86,5 +86,15 @@ class Service(Protocol):
 
         Raises:
             ClientError: The request cannot be served as sent.
+            ServiceError: It cannot be served now.
+        """
+
+    async def look(self, data: bytes, reference: bytes = b"") -> Looked:
+        """How much a frame differs from an earlier one, whose thumbnail `reference` is (see `preprocess.change`).
+
+        Cancelling the call ends the work for it.
+
+        Raises:
+            ClientError: It is no picture that can be decoded, or too many wait (429).
             ServiceError: It cannot be served now.
         """

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from preprocess.errors import ClientError
 from preprocess.wire import (
     ChildState,
     Delta,
@@ -22,6 +23,7 @@ from preprocess.wire import (
     GenerationOptions,
     ImageInfo,
     ImagePart,
+    Looked,
     Message,
     Usage,
 )
@@ -98,6 +100,8 @@ class ScriptedService:
     words: tuple[str, ...] = WORDS
     delay_s: float = 0.0
     submit_delay_s: float = 0.0
+    look_delay_s: float = 0.0
+    looks: list[tuple[bytes, bytes]] = field(default_factory=list)
     refusal: BaseException | None = None
     failure: BaseException | None = None
     fail_at: int = 2
@@ -142,6 +146,15 @@ class ScriptedService:
         generation = ScriptedGeneration(self, images, options, n)
         self.generations.append(generation)
         return generation
+
+    async def look(self, data: bytes, reference: bytes = b"") -> Looked:
+        """A frame that begins with "still" has not changed; one that begins with "bad" is no picture."""
+        self.looks.append((data, reference))
+        await asyncio.sleep(self.look_delay_s)
+        if data.startswith(b"bad"):
+            raise ClientError("the picture is damaged", code="image_undecodable")
+        change = 0.0 if data.startswith(b"still") else 50.0
+        return Looked("look", data[:16], change if reference else None)
 
     @property
     def last(self) -> tuple[list[Message], GenerationOptions, dict[str, object]]:

@@ -24,6 +24,8 @@ from preprocess.wire import (
     ImageInfo,
     ImagePart,
     Job,
+    Look,
+    Looked,
     Message,
     Prepared,
     Refused,
@@ -44,7 +46,7 @@ class Scripted:
     """A dispatcher whose messages to other processes are kept, decoded, in `sent`."""
 
     def __init__(self, num_workers: int = 2, max_waiting: int = 4, max_waiting_bytes: int = 1 << 20) -> None:
-        self.sent: list[tuple[str, Job | EngineRequest | Abort | Reset]] = []
+        self.sent: list[tuple[str, Job | Look | EngineRequest | Abort | Reset]] = []
         self.dispatcher = Dispatcher(
             self._keep,
             num_workers=num_workers,
@@ -55,7 +57,7 @@ class Scripted:
         )
 
     def _keep(self, name: str, data: bytes) -> None:
-        kind: Any = Job if name.startswith("worker") else EngineInput
+        kind: Any = Job | Look if name.startswith("worker") else EngineInput
         self.sent.append((name, msgspec.msgpack.decode(data, type=kind)))
 
     def tell(self, *messages: msgspec.Struct) -> None:
@@ -366,3 +368,37 @@ def test_messages_of_an_earlier_server_process_are_ignored() -> None:
         scripted.tell(Rejected("stale-1.0", "full", 429, "queue_full"), Refused("stale-1", "no", 400, "bad"))
 
     run(story)
+
+
+def test_a_look_goes_to_a_worker_and_nowhere_else() -> None:
+    async def story(scripted: Scripted) -> None:
+        asked = asyncio.ensure_future(scripted.dispatcher.look(b"frame", b"before"))
+        await settle()
+        ((name, look),) = scripted.sent
+        assert name == "worker-0"
+        assert isinstance(look, Look)
+        assert (look.data, look.reference) == (b"frame", b"before")
+        assert scripted.dispatcher.leases.used == 0
+        scripted.tell(Looked(look.request_id, b"seen", 12.5))
+        assert (await asked).change == 12.5
+
+    run(story)
+
+
+def test_a_look_that_nobody_waits_for_frees_its_worker() -> None:
+    async def story(scripted: Scripted) -> None:
+        def looks() -> list[Look]:
+            return [message for _, message in scripted.sent if isinstance(message, Look)]
+
+        first = asyncio.ensure_future(scripted.dispatcher.look(b"frame"))
+        second = asyncio.ensure_future(scripted.dispatcher.look(b"frame"))
+        await settle()
+        first.cancel()
+        await settle()
+        scripted.tell(Looked(looks()[0].request_id, b"seen", None))
+        assert len(looks()) == 2
+        scripted.tell(Refused(looks()[1].request_id, "damaged", 400, "image_undecodable"))
+        with pytest.raises(ClientError, match="damaged"):
+            await second
+
+    run(story, num_workers=1)
