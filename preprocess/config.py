@@ -13,6 +13,10 @@ class MediaLimits(msgspec.Struct, frozen=True):
         max_image_pixels: Width times height.
         max_image_side: Longest side in pixels.
         max_images: Pictures in one request.
+        max_video_bytes: Encoded bytes of one clip.
+        max_video_pixels: Width times height of its frames.
+        max_video_s: How long a clip may be.
+        max_video_frames: Frames that are looked at in one request.
         deadline_s: Longest time that one request may spend in a worker.
         memory_bytes: Most address space that a worker may add while it works.
     """
@@ -21,6 +25,10 @@ class MediaLimits(msgspec.Struct, frozen=True):
     max_image_pixels: int = 100_000_000
     max_image_side: int = 32_768
     max_images: int = 16
+    max_video_bytes: int = 64 << 20
+    max_video_pixels: int = 36_000_000
+    max_video_s: float = 4 * 3600.0
+    max_video_frames: int = 256
     deadline_s: float = 20.0
     memory_bytes: int = 2 << 30
 

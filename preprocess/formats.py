@@ -69,7 +69,7 @@ def detect(data: bytes) -> PictureFormat:
     """The accepted format of encoded bytes; raises `ClientError` that names what arrived instead."""
     if not data:
         raise ClientError("the picture is empty (0 bytes)", code="image_empty")
-    found = _accepted(data)
+    found = picture_format(data)
     if found is _HEIF and importlib.util.find_spec("pillow_heif") is None:
         raise ClientError(
             f"this server does not read HEIC pictures; send {ACCEPTED}, or have its owner {HEIF_HINT}",
@@ -77,13 +77,14 @@ def detect(data: bytes) -> PictureFormat:
         )
     if found is None:
         raise ClientError(
-            f"this is {_describe(data)}, not a picture that can be read; send {ACCEPTED}",
+            f"this is {describe(data)}, not a picture that can be read; send {ACCEPTED}",
             code="image_format_unsupported",
         )
     return found
 
 
-def _accepted(data: bytes) -> PictureFormat | None:
+def picture_format(data: bytes) -> PictureFormat | None:
+    """The accepted format of encoded bytes, or None."""
     if data.startswith(b"\xff\xd8\xff"):
         return _JPEG
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -112,8 +113,8 @@ def _iso_brands(data: bytes) -> set[bytes]:
     return {data[8:12]} | {data[start : start + 4] for start in range(16, end - 3, 4)}
 
 
-def _describe(data: bytes) -> str:
-    """A name for what is no accepted picture."""
+def describe(data: bytes, wanted: str = "picture") -> str:
+    """A name for what is no accepted picture (or whatever else was `wanted`)."""
     for magic, name in _OTHER_MAGIC:
         if data.startswith(magic):
             return name
@@ -121,18 +122,18 @@ def _describe(data: bytes) -> str:
         return "an MP4 or QuickTime video"
     if data.startswith(b"RIFF"):
         return {b"AVI ": "an AVI video", b"WAVE": "a WAV audio file"}.get(data[8:12], "a RIFF file")
-    return _describe_text(data[:1024])
+    return _describe_text(data[:1024], f"data of no known {wanted} format")
 
 
-def _describe_text(head: bytes) -> str:
+def _describe_text(head: bytes, unknown: str) -> str:
     try:
         text = head.decode("utf-8").strip().removeprefix("\ufeff").lower()
     except UnicodeDecodeError as error:
         if error.start < len(head) - 3:  # not merely a character cut at the end of `head`
-            return "data of no known picture format"
+            return unknown
         text = head[: error.start].decode("utf-8").strip().lower()
     if any(ord(character) < 32 and character not in "\t\r\n\f" for character in text):
-        return "data of no known picture format"
+        return unknown
     if "<svg" in text:
         return "an SVG drawing"
     if text.startswith(("<!doctype html", "<html", "<head", "<body")):

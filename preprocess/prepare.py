@@ -1,4 +1,4 @@
-"""One chat → one request for the engine: pictures decoded and laid out in pixels, text and placeholders as ids.
+"""One chat → one request for the engine: pictures and clips as pixels, text and placeholders as ids.
 
 A preprocess worker calls `Preparer.prepare` for each job; offline use calls the same. Knows nothing of sockets.
 """
@@ -9,40 +9,39 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from preprocess.arena import ALIGNMENT, Arena
+from preprocess.arena import Arena
 from preprocess.change import change, thumbnail
-from preprocess.config import MediaLimits, PreprocessConfig
+from preprocess.config import PreprocessConfig
 from preprocess.errors import BeholderError, ClientError
 from preprocess.families import Family, load_family
-from preprocess.image import decode, encoded_bytes
+from preprocess.image import encoded_bytes
+from preprocess.media import Item, Media, aligned
 from preprocess.model_folder import ModelFolder
 from preprocess.options import Defaults, check_options, resolve
 from preprocess.text import PromptEncoder
 from preprocess.wire import (
     EngineRequest,
-    ImageInfo,
     ImagePart,
     Job,
-    Lease,
     Look,
     Looked,
     MediaItem,
-    Pixels,
     Prepared,
     Refused,
     TextOptions,
+    TextPart,
+    VideoPart,
 )
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from preprocess.families.layout import Normalisation, PictureLayout
+    from preprocess.families.layout import Normalisation
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,7 +72,13 @@ class ModelProfile:
 
 def max_pixel_bytes_per_image(config: PreprocessConfig) -> int:
     """Bound of one picture's pixels, aligned as the arena wants them: what to lease for each picture of a job."""
-    return _aligned(load_family(ModelFolder(config.model)).max_pixel_bytes)
+    return aligned(load_family(ModelFolder(config.model)).max_pixel_bytes)
+
+
+def pixel_bytes_per_clip(config: PreprocessConfig) -> int:
+    """Pixels of a clip with the family's own number of frames: what to lease for each clip of a job."""
+    clips = load_family(ModelFolder(config.model)).clips
+    return clips.max_frames * aligned(clips.frame_bytes) if clips is not None else 0
 
 
 class Preparer:
@@ -91,7 +96,7 @@ class Preparer:
 
     def lease_bytes(self, num_images: int) -> int:
         """Bound of the pixel bytes of a job with so many pictures."""
-        return num_images * _aligned(self._family.max_pixel_bytes)
+        return num_images * aligned(self._family.max_pixel_bytes)
 
     def prepare(self, job: Job) -> Prepared | Refused:
         """Prepare a job. What cannot be served comes back as `Refused`; nothing is raised."""
@@ -109,29 +114,38 @@ class Preparer:
         started = time.monotonic()
         check_options(job.options)
         self._check_amount(job)
-        pictures = _Pictures(self._arena, job.lease)
-        for param, part in _image_parts(job):
-            try:
-                self._add_picture(pictures, part)
-            except BeholderError as error:
-                error.param = error.param or param
-                raise
-        layouts = pictures.layouts
-        prompt = self._prompts.encode(
-            job.messages,
-            [self._family.placeholder(layout) for layout in layouts],
-            [layout.num_tokens for layout in layouts],
+        media = Media(self._arena, job.lease, self._family, self._identity, self._config)
+        if job.segmenting is None:
+            for param, part in _media_parts(job):
+                with _at(param):
+                    media.add(part)
+            requests, segments = [self._request(job, media.placeholders, media.items)], []
+        else:
+            param, part = self._only_clip(job)
+            with _at(param):
+                parts = media.add_segments(part, job.segmenting.seconds)
+            requests = [self._request(job, [part.placeholder], part.items) for part in parts]
+            segments = [(float(part.start_s), float(part.end_s)) for part in parts]
+        return Prepared(
+            request_id=job.request_id,
+            request=requests[0],
+            images=media.images,
+            arena_bytes=media.arena_bytes,
+            decode_ms=media.decode_s * 1e3,
+            preprocess_ms=(time.monotonic() - started) * 1e3,
+            clips=media.clips,
+            further=requests[1:],
+            segments=segments,
         )
-        sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
-        media = [
-            MediaItem(digest, pixels, spans)
-            for digest, pixels, spans in zip(pictures.digests, pictures.pixels, prompt.spans, strict=True)
-        ]
-        request = EngineRequest(
+
+    def _request(self, job: Job, placeholders: Sequence[str], items: Sequence[Item]) -> EngineRequest:
+        """One sequence: the job's messages around these media."""
+        prompt = self._prompts.encode(job.messages, placeholders, [item.layout.num_tokens for item in items])
+        return EngineRequest(
             request_id=job.request_id,
             prompt_ids=np.asarray(prompt.ids, dtype="<i8").tobytes(),
-            media=media,
-            sampling=sampling,
+            media=[MediaItem(item.digest, item.pixels, spans) for item, spans in zip(items, prompt.spans, strict=True)],
+            sampling=resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context),
             text=TextOptions(
                 stop=job.options.stop,
                 include_stop_str_in_output=job.options.include_stop_str_in_output,
@@ -142,18 +156,10 @@ class Preparer:
             session_id=job.session_id,
             priority=job.priority,
         )
-        return Prepared(
-            request_id=job.request_id,
-            request=request,
-            images=pictures.infos,
-            arena_bytes=pictures.arena_bytes,
-            decode_ms=pictures.decode_s * 1e3,
-            preprocess_ms=(time.monotonic() - started) * 1e3,
-        )
 
     def _check_amount(self, job: Job) -> None:
         """Refuse what cannot fit before any of it is decoded."""
-        num_images = sum(1 for _ in _image_parts(job))
+        num_images = sum(isinstance(part, ImagePart) for _, part in _media_parts(job))
         if num_images > self._config.limits.max_images:
             raise ClientError(
                 f"the request has {num_images} pictures; at most {self._config.limits.max_images} are accepted",
@@ -168,22 +174,15 @@ class Preparer:
                 param="messages",
             )
 
-    def _add_picture(self, pictures: _Pictures, part: ImagePart) -> None:
-        started = time.monotonic()
-        limits: MediaLimits = self._config.limits
-        data = encoded_bytes(part, limits)
-        family, detail = self._family, part.detail
-
-        def draft_size(width: int, height: int) -> tuple[int, int]:
-            return family.layout(width, height, detail).draft_size
-
-        picture = decode(data, limits, None if self._config.exact_decode else draft_size)
-        layout = family.layout(picture.width, picture.height, detail)
-        pictures.decode_s += time.monotonic() - started
-        family.fill(picture.image, layout, pictures.room_for(layout))
-        sha256 = hashlib.sha256(data)
-        pictures.digests.append(_digest(self._identity, layout, sha256.digest()))
-        pictures.infos.append(ImageInfo(picture.width, picture.height, sha256.hexdigest(), layout.num_tokens))
+    def _only_clip(self, job: Job) -> tuple[str, VideoPart]:
+        parts = _media_parts(job)
+        if len(parts) == 1 and isinstance(parts[0][1], VideoPart):
+            return parts[0][0], parts[0][1]
+        raise ClientError(
+            f"timed captions are made of one clip and no pictures; the request holds {len(parts)} clips and pictures",
+            code="invalid_value",
+            param="messages",
+        )
 
 
 def _guarded(request_id: str, work: Callable[[], T]) -> T | Refused:
@@ -204,50 +203,23 @@ def _guarded(request_id: str, work: Callable[[], T]) -> T | Refused:
         return Refused(request_id, "preparing the request failed on the server", status=500, code="preprocess_failed")
 
 
-@dataclass
-class _Pictures:
-    """The pictures of one job, as they are being prepared. Pixels go into the lease until one does not fit."""
-
-    arena: Arena | None
-    lease: Lease
-    arena_bytes: int = 0
-    decode_s: float = 0.0
-    layouts: list[PictureLayout] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    infos: list[ImageInfo] = field(default_factory=list)
-    _arrays: list[tuple[npt.NDArray[np.uint8], int | None]] = field(default_factory=list)
-
-    def room_for(self, layout: PictureLayout) -> npt.NDArray[np.uint8]:
-        """An array (tiles, height, width, 3) to fill."""
-        start = _aligned(self.arena_bytes)
-        if self.arena is not None and start + layout.num_bytes <= self.lease.size:
-            offset: int | None = self.lease.offset + start
-            self.arena_bytes = start + layout.num_bytes
-            room = np.frombuffer(self.arena.view(self.lease.offset + start, layout.num_bytes), dtype=np.uint8)
-        else:
-            offset = None
-            room = np.empty(layout.num_bytes, dtype=np.uint8)
-        pixels = room.reshape(layout.shape)
-        self.layouts.append(layout)
-        self._arrays.append((pixels, offset))
-        return pixels
-
-    @property
-    def pixels(self) -> list[Pixels]:
-        """Where each picture's pixels are."""
-        return [
-            Pixels(layout.shape, inline=array.tobytes()) if offset is None else Pixels(layout.shape, offset)
-            for layout, (array, offset) in zip(self.layouts, self._arrays, strict=True)
-        ]
+@contextmanager
+def _at(param: str) -> Iterator[None]:
+    """Names the request field in what goes wrong inside."""
+    try:
+        yield
+    except BeholderError as error:
+        error.param = error.param or param
+        raise
 
 
-def _image_parts(job: Job) -> list[tuple[str, ImagePart]]:
-    """Pictures in order, with the request field that each came in."""
+def _media_parts(job: Job) -> list[tuple[str, ImagePart | VideoPart]]:
+    """Pictures and clips in order, with the request field that each came in."""
     return [
         (f"messages[{turn}].content[{index}]", part)
         for turn, message in enumerate(job.messages)
         for index, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
+        if not isinstance(part, TextPart)
     ]
 
 
@@ -273,11 +245,3 @@ def _identity(folder: ModelFolder, config: PreprocessConfig) -> bytes:
     """What, besides a picture's own bytes and layout, decides its vision tokens."""
     settings = [folder.config, folder.image_processor_config, config.exact_decode]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()
-
-
-def _digest(identity: bytes, layout: PictureLayout, encoded_sha256: bytes) -> bytes:
-    return hashlib.sha256(identity + encoded_sha256 + repr(layout).encode()).digest()
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -20,7 +20,7 @@ from preprocess.chat_template import ChatTemplate, Part, Turn
 from preprocess.errors import ClientError, ServiceError
 from preprocess.families import Family
 from preprocess.model_folder import ModelFolder, bad_folder
-from preprocess.wire import ImagePart, Message, TextPart
+from preprocess.wire import ImagePart, Message, TextPart, VideoPart
 
 Span = tuple[int, int]
 
@@ -31,7 +31,7 @@ _LAST_PRIVATE: Final = 0x10FFFD
 
 @dataclass(frozen=True, slots=True)
 class PromptIds:
-    """A prompt as ids. `spans[i]` are the (start, length) runs of placeholder ids of the i-th picture."""
+    """A prompt as ids. `spans[i]` are the (start, length) runs of placeholder ids of the i-th picture or frame."""
 
     ids: list[int]
     spans: list[list[Span]]
@@ -85,15 +85,17 @@ class PromptEncoder:
 
         Args:
             messages: The turns.
-            placeholders: For each picture in order, the text that stands for it (`Family.placeholder`).
-            num_tokens: For each picture, how many placeholder ids that gives.
+            placeholders: For each picture and clip in order, the text that stands for it (`Family.placeholder`).
+            num_tokens: For each picture and each frame of a clip, how many placeholder ids that gives.
 
         Raises:
             ClientError: The turns make no chat.
         """
-        stand_ins = self._stand_ins(messages)
-        rendered = self._template.render(self._turns(messages, stand_ins))
-        prompt = self._place_pictures(rendered, placeholders)
+        free = _free_characters(messages)
+        stand_ins = dict(zip(self._edges, free, strict=False))
+        clip = next(free)
+        rendered = self._template.render(self._turns(messages, stand_ins, clip))
+        prompt = self._place_media(rendered, messages, clip, placeholders)
         ids = list(self._encode_prompt(prompt, {ord(private): edge for edge, private in stand_ins.items()}))
         if self._bos is None or not prompt.startswith(self._bos):
             ids = [*self._prefix, *ids, *self._suffix]
@@ -101,15 +103,15 @@ class PromptEncoder:
 
     # ---- before rendering: the client's text is made harmless -----------------------------------------------------
 
-    def _stand_ins(self, messages: Sequence[Message]) -> dict[str, str]:
-        """Edge character of special tokens → a private character that occurs nowhere in the client's text."""
-        used: set[str] = set()
-        for text in _texts(messages):
-            used.update(text)
-        free = (chr(_LAST_PRIVATE - step) for step in count() if chr(_LAST_PRIVATE - step) not in used)
-        return dict(zip(self._edges, free, strict=False))
+    def _turns(self, messages: Sequence[Message], stand_ins: dict[str, str], clip: str) -> list[Turn]:
+        """What the template gets.
 
-    def _turns(self, messages: Sequence[Message], stand_ins: dict[str, str]) -> list[Turn]:
+        Args:
+            messages: The turns.
+            stand_ins: Edge character of special tokens → the private one that stands for it in the client's text.
+            clip: A private character that stands for each clip. It goes through every template as text does, and where
+                transformers has a template of its own for clips (SmolVLM2) the result is the same.
+        """
         if not messages:
             raise ClientError("messages is empty; send at least one", code="messages_empty", param="messages")
         table = str.maketrans(stand_ins)
@@ -128,16 +130,18 @@ class PromptEncoder:
                     code="messages_empty",
                     param=f"messages[{index}].content",
                 )
-            parts = [self._part(part, table) for part in message.content]
+            parts = [self._part(part, table, clip) for part in message.content]
             if self._template.takes_parts:
                 turns.append({"role": role, "content": parts})
             else:
                 turns.append({"role": role, "content": "".join(part.get("text", self._image) for part in parts)})
         return turns
 
-    def _part(self, part: TextPart | ImagePart, table: dict[int, str]) -> Part:
+    def _part(self, part: TextPart | ImagePart | VideoPart, table: dict[int, str], clip: str) -> Part:
         if isinstance(part, ImagePart):
             return {"type": "image"}
+        if isinstance(part, VideoPart):
+            return {"type": "text", "text": clip}
         text = _valid_unicode(part.text)
         if self._find_harmless is None:
             return {"type": "text", "text": text.translate(table)}
@@ -155,19 +159,20 @@ class PromptEncoder:
 
     # ---- after rendering -------------------------------------------------------------------------------------------
 
-    def _place_pictures(self, rendered: str, placeholders: Sequence[str]) -> str:
-        pieces = rendered.split(self._image)
-        if len(pieces) - 1 != len(placeholders):
+    def _place_media(self, rendered: str, messages: Sequence[Message], clip: str, placeholders: Sequence[str]) -> str:
+        parts = [part for message in messages for part in message.content if not isinstance(part, TextPart)]
+        expected = [clip if isinstance(part, VideoPart) else self._image for part in parts]
+        pieces = re.split(f"({re.escape(self._image)}|{clip})", rendered)
+        if pieces[1::2] != expected:
+            what = "clips" if clip in expected else "pictures"
             raise ClientError(
-                f"the model's chat template shows {len(pieces) - 1} of {len(placeholders)} pictures; "
-                "it takes none in some of these turns, move the pictures into a user message",
+                f"the model's chat template shows {len(pieces) // 2} of {len(placeholders)} {what}; "
+                f"it takes none in some of these turns, move the {what} into a user message",
                 code="picture_not_placed",
                 param="messages",
             )
-        prompt = [pieces[0]]
-        for placeholder, piece in zip(placeholders, pieces[1:], strict=True):
-            prompt += (placeholder, piece)
-        return "".join(prompt)
+        pieces[1::2] = placeholders
+        return "".join(pieces)
 
     def _encode_prompt(self, prompt: str, restore: dict[int, str]) -> Iterator[int]:
         position = 0
@@ -238,6 +243,14 @@ def _texts(messages: Sequence[Message]) -> Iterator[str]:
         for part in message.content:
             if isinstance(part, TextPart):
                 yield part.text
+
+
+def _free_characters(messages: Sequence[Message]) -> Iterator[str]:
+    """Private characters that occur nowhere in the client's text."""
+    used: set[str] = set()
+    for text in _texts(messages):
+        used.update(text)
+    return (chr(_LAST_PRIVATE - step) for step in count() if chr(_LAST_PRIVATE - step) not in used)
 
 
 def _alternate(pieces: Sequence[str]) -> Iterator[tuple[bool, str]]:

@@ -42,11 +42,24 @@ class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     detail: Detail = "auto"
 
 
+class VideoPart(msgspec.Struct, frozen=True, tag="video"):
+    """One encoded clip: either raw `data`, or a `data_url` (``data:video/...;base64,...``) still in base64.
+
+    `fps` and `max_frames`: how many frames a second of it are looked at, and how many at most. 0: as the model's own
+    processor does.
+    """
+
+    data: bytes = b""
+    data_url: str = ""
+    fps: float = 0.0
+    max_frames: int = 0
+
+
 class Message(msgspec.Struct, frozen=True):
     """One turn of a chat. `role` is ``system``, ``user`` or ``assistant``."""
 
     role: str
-    content: list[TextPart | ImagePart]
+    content: list[TextPart | ImagePart | VideoPart]
 
 
 class GenerationOptions(msgspec.Struct, frozen=True):
@@ -79,6 +92,12 @@ class Lease(msgspec.Struct, frozen=True):
     size: int = 0
 
 
+class Segmenting(msgspec.Struct, frozen=True):
+    """Cut the one clip of a job into parts of `seconds` (0: by the length of the clip), and ask about each alone."""
+
+    seconds: float = 0.0
+
+
 class Job(msgspec.Struct, frozen=True, tag="job"):
     """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server."""
 
@@ -89,6 +108,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     arrival_s: float
     session_id: str = ""
     priority: int = 0
+    segmenting: Segmenting | None = None
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
@@ -120,6 +140,20 @@ class ImageInfo(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class ClipInfo(msgspec.Struct, frozen=True):
+    """What a client may want to know of its clip: upright size, how long it is, and when the frames are that were seen.
+
+    `sha256`: hexadecimal digest of the encoded bytes.
+    """
+
+    width: int
+    height: int
+    duration_s: float
+    frame_times_s: list[float]
+    sha256: str
+    num_tokens: int
+
+
 class Pixels(msgspec.Struct, frozen=True):
     """uint8 pixels of one picture, C order, `shape` = (tiles, height, width, 3): in the arena at `offset` or inline."""
 
@@ -129,7 +163,7 @@ class Pixels(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One picture of a prompt.
+    """One picture of a prompt, or one frame of a clip.
 
     `digest` (32 bytes) names the encoded bytes and every option that changes its tokens. `spans` are the
     (start, length) runs of placeholder ids in the prompt that its vision tokens replace, in order.
@@ -206,6 +240,11 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     decode_ms: float
     preprocess_ms: float
     """The whole time in the worker, `decode_ms` included."""
+    clips: list[ClipInfo] = msgspec.field(default_factory=list)
+    further: list[EngineRequest] = msgspec.field(default_factory=list)
+    """Of a clip in segments: the requests for all but the first."""
+    segments: list[tuple[float, float]] = msgspec.field(default_factory=list)
+    """Of a clip in segments: start and end of each, in seconds."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -21,6 +21,7 @@ from preprocess.child import Child
 from preprocess.config import PreprocessConfig
 from preprocess.errors import BeholderError
 from preprocess.prepare import Preparer
+from preprocess.video import load_decoders
 from preprocess.wire import (
     GenerationOptions,
     ImagePart,
@@ -70,6 +71,7 @@ def main() -> None:
 
 def _warm_up(preparer: Preparer) -> None:
     """Prepare nobody's picture, so that no request pays for the first use of a codec and the template."""
+    load_decoders()
     for format_name in ("JPEG", "PNG"):
         encoded = io.BytesIO()
         Image.new("RGB", (64, 48)).save(encoded, format_name)

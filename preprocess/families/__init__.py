@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
+    from preprocess.families.clips import ClipFamily
     from preprocess.families.layout import Normalisation, PictureLayout
     from preprocess.wire import Detail
 
@@ -28,12 +29,14 @@ class Family(Protocol):
         image_token_id: Placeholder id that vision tokens replace.
         normalisation: What the encoder does to uint8 pixels on its device.
         max_pixel_bytes: Bound of `PictureLayout.num_bytes` for any picture.
+        clips: How it wants clips; None where it only looks at pictures.
     """
 
     name: str
     image_token_id: int
     normalisation: Normalisation
     max_pixel_bytes: int
+    clips: ClipFamily | None
 
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """How a picture of this size (upright) is resized and cut."""

@@ -16,11 +16,13 @@ import numpy as np
 from PIL import Image
 
 from preprocess.families.layout import Normalisation, PictureLayout
+from preprocess.families.smolvlm_clips import SmolVLMClips
 from preprocess.model_folder import ModelFolder, bad_folder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from preprocess.families.clips import ClipFamily
     from preprocess.wire import Detail
 
 _MAX_RESIZED_SIDE: Final = 4096
@@ -48,6 +50,9 @@ class Idefics3:
         self._fake = names.get("fake_image_token", "<fake_token_around_image>")
         self._global = names.get("global_image_token", "<global-img>")
         self.max_pixel_bytes = self._max_tiles() * self._tile * self._tile * 3
+        self.clips: ClipFamily | None = None
+        if self.name == "smolvlm":
+            self.clips = SmolVLMClips(settings, self._tile, self._tokens_per_tile, self.placeholder)
 
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """See `Family.layout`. ``high`` cuts into tiles, ``low`` does not, ``auto`` is the folder's own choice."""

@@ -1,0 +1,85 @@
+"""SmolVLM2's way with clips: frames as single tiles, with the time of each in the text.
+
+Sampling, sizes and strings follow `SmolVLMVideoProcessor` and `SmolVLMProcessor` of transformers. There, times are
+frame numbers divided by the rate; here they are the file's own, which is the same where the rate is steady.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from preprocess.families.layout import PictureLayout
+from preprocess.number_words import in_words
+
+if TYPE_CHECKING:
+    from preprocess.timeline import Timeline
+
+_MAX_RESIZED_SIDE: Final = 4096
+_DEFAULT_FPS: Final = 1
+_DEFAULT_MAX_FRAMES: Final = 64
+_SKIP_S: Final = 1
+"""Left out at both ends of a clip that has more to show than is looked at."""
+
+
+class SmolVLMClips:
+    """See `ClipFamily`.
+
+    Args:
+        settings: Of the image processor, which hold the clips' too.
+        tile: Side of a tile in pixels.
+        tokens_per_tile: Vision tokens of a frame.
+        single: The text that stands for a picture of one tile.
+    """
+
+    def __init__(self, settings: dict[str, Any], tile: int, tokens_per_tile: int, single: Callable[..., str]) -> None:
+        sampling = settings.get("video_sampling")
+        sampling = sampling if isinstance(sampling, dict) else {}
+        self.max_frames = max(int(sampling.get("max_frames") or _DEFAULT_MAX_FRAMES), 1)
+        self.frame_bytes = tile * tile * 3
+        self._fps = Fraction(sampling.get("fps") or _DEFAULT_FPS)
+        self._size = settings.get("size") or sampling.get("video_size") or {}
+        self._tile = tile
+        self.frame_tokens = tokens_per_tile
+        self._single = single
+
+    def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
+        """See `ClipFamily.sample`."""
+        most, per_second = max_frames or self.max_frames, Fraction(fps) if fps else self._fps
+        num_frames, duration, rate = timeline.num_frames, timeline.duration_s, timeline.rate
+        wanted = max(min(round(per_second * duration), most), 1)
+        first, last = 0, num_frames - 1
+        if duration - 2 * _SKIP_S > most * per_second:
+            first, last = int(_SKIP_S * rate), min(int(num_frames - _SKIP_S * rate), num_frames - 1)
+        if first >= last:
+            first, last = 0, num_frames - 1
+        return timeline.frames_at(np.linspace(first, last, wanted, dtype=np.int64))
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """See `ClipFamily.layout`."""
+        tile = (self._tile, self._tile)
+        return PictureLayout((self._first_size(width, height), tile), 0, 0, *tile, self.frame_tokens)
+
+    def placeholder(self, layout: PictureLayout, times_s: Sequence[Fraction], duration_s: Fraction) -> str:
+        """See `ClipFamily.placeholder`."""
+        length = timedelta(seconds=int(duration_s))
+        intro = f"You are provided the following series of {in_words(len(times_s))} frames from a {length} "
+        frames = (f"\nFrame from {int(time) // 60:02d}:{int(time) % 60:02d}:{self._single(layout)}" for time in times_s)
+        return f"{intro}[H:MM:SS] video.\n{''.join(frames)}\n\n"
+
+    def _first_size(self, width: int, height: int) -> tuple[int, int]:
+        """The reference's arithmetic in its own order: float rounding decides."""
+        longest = self._size.get("longest_edge")
+        if not longest:
+            return int(self._size.get("width") or self._tile), int(self._size.get("height") or self._tile)
+        longest = min(_MAX_RESIZED_SIDE, int(longest))
+        aspect = width / height
+        if width >= height:
+            other = int(longest / aspect)
+            return longest, max(other + other % 2, 1)
+        other = int(longest * aspect)
+        return max(other + other % 2, 1), longest

@@ -1,0 +1,256 @@
+"""The pictures and clips of one job as they are being prepared: decoded, resized, and laid out in shared memory.
+
+Pixels go into the job's lease, one picture or frame after the other, until one does not fit; the rest travels inline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from preprocess.arena import ALIGNMENT, Arena
+from preprocess.config import PreprocessConfig
+from preprocess.errors import ClientError
+from preprocess.image import decode, encoded_bytes
+from preprocess.video import Clip, encoded_clip, open_clip
+from preprocess.wire import ClipInfo, ImageInfo, ImagePart, Lease, Pixels, VideoPart
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preprocess.families import Family
+    from preprocess.families.clips import ClipFamily
+    from preprocess.families.layout import PictureLayout
+
+MAX_SEGMENTS: Final = 64
+SEGMENT_S: Final = 4
+"""Length of a timed caption's segment, unless the clip is so long that this would make too many."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A picture or a frame: what the engine encodes at once."""
+
+    layout: PictureLayout
+    digest: bytes
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a clip that is asked about alone."""
+
+    start_s: Fraction
+    end_s: Fraction
+    placeholder: str
+    items: list[Item]
+
+
+@dataclass
+class Media:
+    """Add pictures and clips in the order of the messages.
+
+    Attributes:
+        placeholders: For each picture and clip, the text that stands for it.
+        items: What the engine encodes, in the order of the placeholders.
+        images: About each picture.
+        clips: About each clip.
+        arena_bytes: How much of the lease is used.
+        decode_s: Time spent in decoders.
+    """
+
+    arena: Arena | None
+    lease: Lease
+    family: Family
+    identity: bytes
+    config: PreprocessConfig
+    placeholders: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    images: list[ImageInfo] = field(default_factory=list)
+    clips: list[ClipInfo] = field(default_factory=list)
+    arena_bytes: int = 0
+    decode_s: float = 0.0
+
+    def add(self, part: ImagePart | VideoPart) -> None:
+        """Decode a part and lay it out. Raises `ClientError`."""
+        if isinstance(part, ImagePart):
+            self._add_picture(part)
+        else:
+            self._add_clip(part)
+
+    # ---- pictures ----------------------------------------------------------------------------------------------------
+
+    def _add_picture(self, part: ImagePart) -> None:
+        started = time.monotonic()
+        data = encoded_bytes(part, self.config.limits)
+        family, detail = self.family, part.detail
+
+        def draft_size(width: int, height: int) -> tuple[int, int]:
+            return family.layout(width, height, detail).draft_size
+
+        picture = decode(data, self.config.limits, None if self.config.exact_decode else draft_size)
+        layout = family.layout(picture.width, picture.height, detail)
+        self.decode_s += time.monotonic() - started
+        room, offset = self._room_for(layout)
+        family.fill(picture.image, layout, room)
+        sha256 = hashlib.sha256(data)
+        self.placeholders.append(family.placeholder(layout))
+        self.items.append(Item(layout, self._digest(layout, sha256.digest()), _pixels(layout, room, offset)))
+        self.images.append(ImageInfo(picture.width, picture.height, sha256.hexdigest(), layout.num_tokens))
+
+    # ---- clips -------------------------------------------------------------------------------------------------------
+
+    def _add_clip(self, part: VideoPart) -> None:
+        family = self._clip_family()
+        data, clip = self._open(part)
+        wanted = family.sample(clip.timeline, part.fps, part.max_frames)
+        self._check_num_frames(len(wanted))
+        frames = self._add_frames(clip, wanted, data)
+        layout = next(iter(frames.values())).layout
+        times_s = [clip.timeline.time_s(number) for number in frames]
+        self.placeholders.append(family.placeholder(layout, times_s, clip.timeline.duration_s))
+        self.items.extend(frames.values())
+
+    def add_segments(self, part: VideoPart, seconds: float) -> list[Segment]:
+        """Decode a clip that is looked at in parts of so many seconds (0: by its length). Raises `ClientError`."""
+        family = self._clip_family()
+        data, clip = self._open(part)
+        timeline = clip.timeline
+        bounds = list(_bounds(timeline.duration_s, seconds))
+        most = min(part.max_frames or family.max_frames, max(self.config.limits.max_video_frames // len(bounds), 1))
+        wanted: list[list[int]] = []
+        for start_s, end_s in bounds:
+            piece, first = timeline.between(start_s, end_s)
+            wanted.append([first + number for number in family.sample(piece, part.fps, most)])
+            self._check_num_frames(
+                len(wanted[-1]),
+            )
+        self._check_num_frames(
+            len({number for numbers in wanted for number in numbers}),
+        )
+        frames = self._add_frames(clip, sorted({number for numbers in wanted for number in numbers}), data)
+        given = list(frames)
+        segments = []
+        for (start_s, end_s), numbers in zip(bounds, wanted, strict=True):
+            mine = sorted({_nearest(given, number) for number in numbers})
+            times_s = [max(timeline.time_s(number) - start_s, Fraction(0)) for number in mine]
+            placeholder = family.placeholder(frames[mine[0]].layout, times_s, end_s - start_s)
+            segments.append(Segment(start_s, end_s, placeholder, [frames[number] for number in mine]))
+        return segments
+
+    def _open(self, part: VideoPart) -> tuple[bytes, Clip]:
+        started = time.monotonic()
+        data = encoded_clip(part, self.config.limits)
+        clip = open_clip(data, self.config.limits)
+        self.decode_s += time.monotonic() - started
+        return data, clip
+
+    def _add_frames(self, clip: Clip, wanted: Sequence[int], data: bytes) -> dict[int, Item]:
+        """Decode frames and lay them out, in order; not all that are wanted may come out of a damaged clip."""
+        family = self._clip_family()
+        sha256 = hashlib.sha256(data)
+        frames: dict[int, Item] = {}
+        size = (0, 0)
+        for number, image in self._timed(clip.frames(wanted)):
+            size = size if frames else image.size
+            layout = family.layout(*image.size)
+            room, offset = self._room_for(layout)
+            self.family.fill(image, layout, room)
+            digest = self._digest(layout, sha256.digest() + number.to_bytes(8, "little"))
+            frames[number] = Item(layout, digest, _pixels(layout, room, offset))
+        self.clips.append(
+            ClipInfo(
+                *size,
+                duration_s=float(clip.timeline.duration_s),
+                frame_times_s=[float(clip.timeline.time_s(number)) for number in frames],
+                sha256=sha256.hexdigest(),
+                num_tokens=sum(item.layout.num_tokens for item in frames.values()),
+            )
+        )
+        return frames
+
+    def _timed(self, frames: Iterable[T]) -> Iterator[T]:
+        """Counts the time between the frames that are asked for as time in decoders."""
+        started = time.monotonic()
+        for frame in frames:
+            self.decode_s += time.monotonic() - started
+            yield frame
+            started = time.monotonic()
+        self.decode_s += time.monotonic() - started
+
+    def _clip_family(self) -> ClipFamily:
+        if self.family.clips is None:
+            raise ClientError(
+                f"this model ({self.family.name}) looks at pictures and not at clips; send single frames as pictures",
+                code="video_not_supported",
+            )
+        return self.family.clips
+
+    def _check_num_frames(self, num_frames: int) -> None:
+        seen = sum(len(clip.frame_times_s) for clip in self.clips)
+        limit = self.config.limits.max_video_frames
+        if seen + num_frames > limit:
+            raise ClientError(
+                f"{seen + num_frames:,} frames would be looked at; at most {limit:,} are accepted in one request; ask "
+                "for fewer with fps or max_frames",
+                code="too_many_frames",
+            )
+
+    # ---- pixels ------------------------------------------------------------------------------------------------------
+
+    def _room_for(self, layout: PictureLayout) -> tuple[npt.NDArray[np.uint8], int | None]:
+        """An array (tiles, height, width, 3) to fill, and its place in the arena."""
+        start = aligned(self.arena_bytes)
+        if self.arena is not None and start + layout.num_bytes <= self.lease.size:
+            offset: int | None = self.lease.offset + start
+            self.arena_bytes = start + layout.num_bytes
+            room = np.frombuffer(self.arena.view(self.lease.offset + start, layout.num_bytes), dtype=np.uint8)
+        else:
+            offset = None
+            room = np.empty(layout.num_bytes, dtype=np.uint8)
+        return room.reshape(layout.shape), offset
+
+    def _digest(self, layout: PictureLayout, source: bytes) -> bytes:
+        """Names what the vision tokens depend on."""
+        return hashlib.sha256(self.identity + source + repr(layout).encode()).digest()
+
+
+def aligned(size: int) -> int:
+    """Rounded up to where the next pixels may start."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _pixels(layout: PictureLayout, room: npt.NDArray[np.uint8], offset: int | None) -> Pixels:
+    return Pixels(layout.shape, inline=room.tobytes()) if offset is None else Pixels(layout.shape, offset)
+
+
+def _nearest(sorted_numbers: Sequence[int], number: int) -> int:
+    place = bisect_left(sorted_numbers, number)
+    return min(sorted_numbers[max(place - 1, 0) : place + 1], key=lambda other: abs(other - number))
+
+
+def _bounds(duration_s: Fraction, seconds: float) -> Iterator[tuple[Fraction, Fraction]]:
+    """Start and end of each segment: all of one length, but for a last one of up to half as much more."""
+    length = (
+        Fraction(seconds).limit_denominator(1000) if seconds else max(Fraction(SEGMENT_S), duration_s / MAX_SEGMENTS)
+    )
+    num_segments = max(ceil(duration_s / length - Fraction(1, 2)), 1)
+    if num_segments > MAX_SEGMENTS:
+        raise ClientError(
+            f"segments of {seconds:g} s would cut this clip into {num_segments:,}; at most {MAX_SEGMENTS} are made, so "
+            f"ask for {ceil(duration_s / MAX_SEGMENTS)} s or more",
+            code="too_many_segments",
+            param="segment_s",
+        )
+    for index in range(num_segments):
+        yield index * length, duration_s if index == num_segments - 1 else (index + 1) * length
