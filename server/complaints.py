@@ -28,9 +28,15 @@ def unsupported(param: str, message: str) -> ClientError:
 def unknown(name: str, known: Iterable[str], inside: str = "") -> ClientError:
     """A field that does not exist, with the one that was probably meant."""
     path = (f"{inside}.{name}" if inside else name)[:200]
+    return ClientError(
+        f"The field `{path}` is unknown.{nearest_name(name, known)}", code="unknown_parameter", param=path
+    )
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean …?`` for the closest known name, or nothing when none is close."""
     close = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=0.7)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
-    return ClientError(f"The field `{path}` is unknown.{hint}", code="unknown_parameter", param=path)
+    return f" Did you mean `{close[0]}`?" if close else ""
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
