@@ -37,7 +37,7 @@ class Animation:
         self._format = found
         with self._opened() as image:
             check_size(image.width, image.height, limits)
-            num_frames = getattr(image, "n_frames", 1)
+            num_frames = self._count(image)
             if num_frames > _MAX_FRAMES or num_frames * image.width * image.height > _MAX_DECODED_PIXELS:
                 raise ClientError(
                     f"the animation has {num_frames:,} frames of {image.width:,} × {image.height:,} pixels, which are "
@@ -67,6 +67,14 @@ class Animation:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return Image.open(io.BytesIO(self._data), formats=[self._format.pillow])
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._unreadable() from error
+
+    def _count(self, image: Image.Image) -> int:
+        try:
+            return int(getattr(image, "n_frames", 1))
         except MemoryError:
             raise
         except Exception as error:
