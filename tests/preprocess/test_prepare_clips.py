@@ -1,4 +1,4 @@
-"""Whole jobs with clips: frames as items, words with times, the same ids as transformers' template, segments, limits."""
+"""Whole jobs with clips: frames as items, words with times, transformers' template, segments, limits."""
 
 from __future__ import annotations
 
@@ -106,9 +106,8 @@ def test_every_frame_is_an_item_in_its_own_place(preparer: Preparer) -> None:
     request = prepared(preparer, VideoPart(CLIP), QUESTION).request
     ids = ids_of(request)
     places = [position for position, token in enumerate(ids) if token == 3]
-    assert [
-        position for item in request.media for start, n in item.spans for position in range(start, start + n)
-    ] == places
+    spans = [span for item in request.media for span in item.spans]
+    assert [position for start, length in spans for position in range(start, start + length)] == places
     assert len(request.media) == 4
     assert all(item.num_tokens == 4 and item.pixels.shape == (1, 32, 32, 3) for item in request.media)
     assert len({item.digest for item in request.media}) == 4
@@ -121,10 +120,8 @@ def test_ids_are_those_of_the_template_that_transformers_takes_for_clips(folder:
     reference = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
     template = Environment().from_string(reference.DEFAULT_CHAT_TEMPLATE)
     for parts in [(VideoPart(CLIP), QUESTION), (QUESTION, VideoPart(CLIP))]:
-        content = [
-            {"type": "video"} if isinstance(part, VideoPart) else {"type": "text", "text": "What happens?"}
-            for part in parts
-        ]
+        kinds = ["video" if isinstance(part, VideoPart) else "text" for part in parts]
+        content = [{"type": kind, "text": QUESTION.text} for kind in kinds]
         rendered = template.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True)
         text = text_of(folder, prepared(preparer, *parts).request)
         before, after = rendered.split("<video>")
@@ -159,7 +156,7 @@ def test_bytes_and_a_data_url_are_the_same(preparer: Preparer) -> None:
     [
         (VideoPart(CLIP, fps=2), [0, 0.56, 1.12, 1.68, 2.24, 2.8, 3.36, 3.96]),
         (VideoPart(CLIP, max_frames=2), [0, 3.96]),
-        (VideoPart(CLIP, fps=0.1), [0]),
+        (VideoPart(CLIP, fps=0.1), [1.0]),  # one of many seconds: none near an end, as in the reference
         (VideoPart(animation("GIF", 6, 500)), [0, 1.0, 2.5]),
     ],
 )
@@ -169,7 +166,7 @@ def test_how_many_frames(preparer: Preparer, part: VideoPart, times: list[float]
 
 def test_the_same_frame_has_one_name_however_it_was_chosen(preparer: Preparer) -> None:
     """So the embeddings of frame 0 are found again; other frames and other files have other names."""
-    names = [prepared(preparer, VideoPart(CLIP, max_frames=n)).request.media[0].digest for n in (1, 4)]
+    names = [prepared(preparer, VideoPart(CLIP, max_frames=n)).request.media[0].digest for n in (3, 4)]
     assert names[0] == names[1]
     assert prepared(preparer, VideoPart(clip("mp4", 50))).request.media[0].digest != names[0]
 
@@ -219,9 +216,9 @@ def test_a_short_clip_is_one_segment(preparer: Preparer) -> None:
 def test_a_still_stretch_shares_its_frame(preparer: Preparer) -> None:
     slides = clip("mkv", 2, times_ms=[0, 15_000])
     answer = prepared(preparer, VideoPart(slides), segmenting=Segmenting(5))
-    items: list[list[MediaItem]] = [request.media for request in (answer.request, *answer.further)]
-    assert [len(item) for item in items] == [1] * len(answer.segments)
-    assert items[0][0].digest == items[1][0].digest != items[-1][0].digest
+    frames: list[list[MediaItem]] = [request.media for request in (answer.request, *answer.further)]
+    assert [len(media) for media in frames] == [1, 1, 2]
+    assert frames[0][0].digest == frames[1][0].digest == frames[2][0].digest != frames[2][1].digest
 
 
 def test_long_clips_get_longer_segments(preparer: Preparer) -> None:
