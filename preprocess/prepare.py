@@ -194,7 +194,7 @@ def _guarded(request_id: str, work: Callable[[], T]) -> T | Refused:
     except MemoryError:
         return Refused(
             request_id,
-            "a picture of this request needs more memory to decode than is allowed; send it smaller",
+            "a picture or clip of this request needs more memory to decode than is allowed; send it smaller",
             status=413,
             code="image_too_large",
         )

@@ -61,7 +61,7 @@ def main() -> None:
         except MemoryError:
             reply = Refused(
                 job.request_id,
-                "a picture of this request needs more memory to decode than is allowed; send it smaller",
+                "a picture or clip of this request needs more memory to decode than is allowed; send it smaller",
                 status=413,
                 code="image_too_large",
             )

@@ -10,7 +10,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from preprocess.errors import ClientError
-from server.request_models import ChatMessage, ImageContent, ImageUrl, StreamOptions, TextContent
+from server.request_models import (
+    ChatMessage,
+    ImageContent,
+    ImageUrl,
+    StreamOptions,
+    TextContent,
+    VideoContent,
+    VideoUrl,
+)
 
 T = TypeVar("T")
 
@@ -62,9 +70,9 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.D
 _WRONG_WORD: Final = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 _WORDS_AT: Final = {
     "role": "system, developer, user or assistant",
-    "type": "text or image_url",
+    "type": "text, image_url or video_url",
     "detail": "auto, low or high",
-    "format": "json or text",
+    "format": "json, text, timed_json, srt or vtt",
 }
 _WRONG_TYPE: Final = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
 _JSON_WORDS: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -107,10 +115,12 @@ def _fields_at(path: str, model: Any) -> list[str]:
     models: list[Any]
     if path.endswith(".image_url"):
         models = [ImageUrl]
+    elif path.endswith(".video_url"):
+        models = [VideoUrl]
     elif path.endswith("stream_options"):
         models = [StreamOptions]
     elif ".content[" in path:
-        models = [TextContent, ImageContent]
+        models = [TextContent, ImageContent, VideoContent]
     elif path.endswith("]"):
         models = [ChatMessage]
     else:

@@ -25,6 +25,7 @@ from preprocess.wire import (
     Abort,
     Admitted,
     ChildState,
+    ClipInfo,
     Delta,
     Deltas,
     DetokenizerReset,
@@ -45,7 +46,10 @@ from preprocess.wire import (
     Reset,
     ResetDone,
     Role,
+    Segmenting,
     ServerInput,
+    TextPart,
+    VideoPart,
 )
 
 SEED_MASK = (1 << 63) - 1
@@ -98,6 +102,8 @@ class Generation:
     def __init__(self, dispatcher: Dispatcher, call: _Call, prepared: Prepared) -> None:
         self.request_id = call.request_id
         self.images: list[ImageInfo] = prepared.images
+        self.clips: list[ClipInfo] = prepared.clips
+        self.segments: list[tuple[float, float]] = prepared.segments
         self.num_prompt_tokens = prepared.request.num_prompt_tokens
         self.decode_ms = prepared.decode_ms
         self.preprocess_ms = prepared.preprocess_ms
@@ -136,6 +142,7 @@ class Dispatcher:
         num_workers: Preprocess workers that the launcher runs.
         arena_size: Bytes of the pixel arena, which this object leases out.
         pixel_bytes_per_image: Upper bound of one picture's pixels after preprocessing.
+        pixel_bytes_per_clip: The same of a clip with the model's usual number of frames; more of them go inline.
         max_waiting: Most requests that wait for a worker; one more is refused.
         max_waiting_bytes: Most encoded bytes that wait for a worker.
     """
@@ -147,6 +154,7 @@ class Dispatcher:
         num_workers: int,
         arena_size: int,
         pixel_bytes_per_image: int,
+        pixel_bytes_per_clip: int = 0,
         max_waiting: int,
         max_waiting_bytes: int,
     ) -> None:
@@ -160,6 +168,7 @@ class Dispatcher:
         self.on_drain: Callable[[float], None] = lambda _: None
         self._send_bytes = send
         self._pixel_bytes_per_image = pixel_bytes_per_image
+        self._pixel_bytes_per_clip = pixel_bytes_per_clip
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[_Call] = deque()
@@ -219,8 +228,11 @@ class Dispatcher:
         session_id: str = "",
         priority: int = 0,
         arrival_s: float | None = None,
+        segmenting: Segmenting | None = None,
     ) -> Generation:
         """Prepare and admit one request of `n` choices. Returns once the engine has queued all of them.
+
+        With `segmenting` the choices are the parts of the request's one clip, however many there are.
 
         Raises:
             ClientError: It cannot be served as sent, or the queues are full (429).
@@ -228,7 +240,7 @@ class Dispatcher:
         """
         self._refuse_if_draining()
         self._refuse_if_down()
-        call = self._accept(messages, options, n, session_id, priority, arrival_s)
+        call = self._accept(messages, options, n, session_id, priority, arrival_s, segmenting)
         try:
             prepared = await call.prepared
             assert isinstance(prepared, Prepared)
@@ -301,9 +313,10 @@ class Dispatcher:
         session_id: str,
         priority: int,
         arrival_s: float | None,
+        segmenting: Segmenting | None,
     ) -> _Call:
-        images = [part for message in messages for part in message.content if isinstance(part, ImagePart)]
-        num_bytes = sum(len(part.data) + len(part.data_url) for part in images)
+        media = [part for message in messages for part in message.content if not isinstance(part, TextPart)]
+        num_bytes = sum(len(part.data) + len(part.data_url) for part in media)
         job = Job(
             self._new_id(),
             messages,
@@ -312,6 +325,7 @@ class Dispatcher:
             arrival_s if arrival_s is not None else time.monotonic(),
             session_id,
             priority,
+            segmenting,
         )
         return self._queue(job, n, num_bytes)
 
@@ -357,8 +371,12 @@ class Dispatcher:
         """The call's job with room for its pixels; a look needs none."""
         if isinstance(call.job, Look):
             return call.job
-        num_images = sum(isinstance(p, ImagePart) for m in call.job.messages for p in m.content)
-        call.lease = self.leases.lease(num_images * self._pixel_bytes_per_image)
+        parts = [part for message in call.job.messages for part in message.content]
+        num_images = sum(isinstance(part, ImagePart) for part in parts)
+        num_clips = sum(isinstance(part, VideoPart) for part in parts)
+        call.lease = self.leases.lease(
+            num_images * self._pixel_bytes_per_image + num_clips * self._pixel_bytes_per_clip
+        )
         return msgspec.structs.replace(call.job, lease=call.lease)
 
     def _leave_queue(self, call: _Call) -> None:
@@ -396,7 +414,7 @@ class Dispatcher:
             self._fail(call, error_of(refused))
 
     def _on_worker_death(self, index: int, reason: str) -> None:
-        """Once is bad luck, unless the deadline ended it: another worker tries. Twice is the picture's doing."""
+        """Once is bad luck, unless the deadline ended it: another worker tries. Twice is its media's doing."""
         worker = self._worker(index)
         call = self._calls.get(worker.job) if worker.job is not None else None
         worker.job = None
@@ -409,7 +427,7 @@ class Dispatcher:
         if call.cancelled:
             self._forget(call)
         elif reason == DEADLINE_REASON or call.deaths > 1:
-            self._fail(call, _picture_killed_worker(reason))
+            self._fail(call, _killed_worker(call.job, reason))
         else:
             self._waiting.appendleft(call)
             self._waiting_bytes += call.waiting_bytes
@@ -417,16 +435,19 @@ class Dispatcher:
     # ---- engine ------------------------------------------------------------------------------------------------------
 
     def _admit(self, call: _Call, prepared: Prepared) -> None:
-        """Send one engine request a choice: the prefix cache computes their prompt once."""
+        """Send one engine request a choice: the prefix cache computes their prompt once (segments have their own)."""
         try:
             self._refuse_if_down()
         except ServiceError:
             self._forget(call)
             raise
+        requests = [prepared.request] * call.num_choices
+        if prepared.segments:
+            requests = [prepared.request, *prepared.further]
+            call.num_choices = len(requests)
         call.generation = Generation(self, call, prepared)
         loop = asyncio.get_running_loop()
-        request = prepared.request
-        for choice in range(call.num_choices):
+        for choice, request in enumerate(requests):
             engine_id = f"{call.request_id}.{choice}"
             seed = (request.sampling.seed + choice) & SEED_MASK
             call.admissions[engine_id] = loop.create_future()
@@ -586,15 +607,19 @@ def error_of(refusal: Refused | Rejected) -> BeholderError:
     )
 
 
-def _picture_killed_worker(reason: str) -> ClientError:
+def _killed_worker(job: Job | Look, reason: str) -> ClientError:
+    """Refuses what a worker died of."""
+    parts = [part for message in job.messages for part in message.content] if isinstance(job, Job) else []
+    is_clip = any(isinstance(part, VideoPart) for part in parts)
+    what, kind = ("a clip", "video") if is_clip else ("a picture", "image")
     if reason == DEADLINE_REASON:
+        hint = "shorter, smaller, or with more key frames" if is_clip else "smaller or in a simpler format"
         return ClientError(
-            "a picture of this request took too long to decode; send it smaller or in a simpler format",
-            status=422,
-            code="image_timeout",
+            f"{what} of this request took too long to decode; send it {hint}", status=422, code=f"{kind}_timeout"
         )
+    hint = "an MP4 with H.264 video" if is_clip else "a plain JPEG or PNG"
     return ClientError(
-        "a picture of this request could not be decoded safely; send it in another format, such as a plain JPEG or PNG",
+        f"{what} of this request could not be decoded safely; send it in another format, such as {hint}",
         status=422,
-        code="image_undecodable",
+        code=f"{kind}_undecodable",
     )

@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
 from preprocess.errors import ClientError
-from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, TextPart
+from preprocess.video_formats import is_video
+from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Segmenting, TextPart, VideoPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
 from server.request_models import (
     CAPTION_FIELDS,
     HARMLESS,
     MESSAGE_EXTRAS,
+    TIMED_FORMATS,
+    CaptionFormat,
     CaptionRequest,
     ChatMessage,
     ChatRequest,
+    ImageContent,
     TextContent,
 )
 from server.sampling_rules import bounded, generation_options, logit_bias
 from server.settings import Settings
 
 DEFAULT_PROMPT: Final = "Describe the picture."
+DEFAULT_CLIP_PROMPT: Final = "Describe the video."
 MAX_CHOICES: Final = 16
 _SESSION_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -43,9 +49,10 @@ class Call(msgspec.Struct, frozen=True):
     return_token_ids: bool = False
     session_id: str = ""
     priority: int = 0
-    as_text: bool = False
-    image_fields: tuple[str, ...] = ()
-    """Of a caption: the request field that each picture came in."""
+    format: CaptionFormat = "json"
+    segmenting: Segmenting | None = None
+    media_fields: tuple[str, ...] = ()
+    """Of a caption: the request field that each picture or clip came in."""
 
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatRequest)
@@ -106,55 +113,77 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
         if isinstance(message.content, str):
             turns.append(Message(role, [TextPart(message.content)]))
             continue
-        parts: list[TextPart | ImagePart] = []
+        parts: list[TextPart | ImagePart | VideoPart] = []
         for j, part in enumerate(message.content):
+            place = f"{path}.content[{j}]"
             if isinstance(part, TextContent):
                 parts.append(TextPart(part.text))
+            elif isinstance(part, ImageContent):
+                parts.append(_image(part.image_url.url, part.image_url.detail, f"{place}.image_url.url", bare=False))
             else:
-                image_url = part.image_url
-                parts.append(_image(image_url.url, image_url.detail, f"{path}.content[{j}].image_url.url", bare=False))
+                video = part.video_url
+                looked_at = _looked_at(video.fps, video.max_frames, settings, f"{place}.video_url.")
+                data_url = _data_url(video.url, f"{place}.video_url.url", "clip", bare=False)
+                parts.append(msgspec.structs.replace(looked_at, data_url=data_url))
         if not parts:
             raise invalid(f"{path}.content", f"`{path}.content` is empty; expected text or parts.")
         turns.append(Message(role, parts))
-    _check_num_images(sum(isinstance(part, ImagePart) for turn in turns for part in turn.content), "messages", settings)
+    _check_num_media([part for turn in turns for part in turn.content], "messages", settings)
     return turns
 
 
 def _image(url: str, detail: Detail | None, path: str, *, bare: bool) -> ImagePart:
-    """A picture that came as text: a data URL or, where `bare` allows it, base64 alone. Workers decode it."""
+    """A picture that came as text."""
+    return ImagePart(data_url=_data_url(url, path, "picture", bare=bare), detail=detail or "auto")
+
+
+def _data_url(url: str, path: str, what: Literal["picture", "clip"], *, bare: bool) -> str:
+    """A data URL or, where `bare` allows it, base64 alone. Workers decode it."""
     url = url.strip()
+    example, kind = ("data:image/…;base64,…", "image") if what == "picture" else ("data:video/…;base64,…", "video")
     if not url:
-        raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
+        raise ClientError(f"`{path}` holds no {what}: it is empty.", code=f"{kind}_empty", param=path)
     scheme, separator, _ = url[:64].partition(":")
     if separator and scheme.lower() != "data":
         raise ClientError(
-            f"`{path}` is a {scheme.lower()[:20]}: URL, and this server fetches nothing: send the picture itself as a "
-            "data URL (data:image/…;base64,…), or as a file to /v1/captions.",
+            f"`{path}` is a {scheme.lower()[:20]}: URL, and this server fetches nothing: send the {what} itself as a "
+            f"data URL ({example}), or as a file to /v1/captions.",
             code="remote_url_not_supported",
             param=path,
         )
     if not separator and not bare:
-        raise invalid(path, f"`{path}` is no URL; expected a data URL (data:image/…;base64,…).")
-    data_url = url if separator else f"data:application/octet-stream;base64,{url}"
-    return ImagePart(data_url=data_url, detail=detail or "auto")
+        raise invalid(path, f"`{path}` is no URL; expected a data URL ({example}).")
+    return url if separator else f"data:application/octet-stream;base64,{url}"
 
 
-def _check_image_size(num_bytes: int, path: str, settings: Settings) -> None:
-    """Refuse a picture of too many encoded bytes, before anything is done with it."""
-    limit = settings.max_image_mb
+def _looked_at(fps: float | None, max_frames: int | None, settings: Settings, path: str = "") -> VideoPart:
+    """A clip without its data: how much of it is looked at."""
+    bounded(f"{path}fps", fps, 0, 240, above_low=True)
+    bounded(f"{path}max_frames", max_frames, 1, settings.max_video_frames)
+    return VideoPart(fps=fps or 0.0, max_frames=max_frames or 0)
+
+
+def _check_size(num_bytes: int, path: str, settings: Settings, *, is_clip: bool) -> None:
+    """Refuse a picture or clip of too many encoded bytes, before anything is done with it."""
+    limit, what, kind = (settings.max_image_mb, "picture", "image")
+    if is_clip:
+        limit, what, kind = (settings.max_video_mb, "clip", "video")
     if num_bytes > limit * (1 << 20):
         raise ClientError(
-            f"`{path}` is a picture of {num_bytes / (1 << 20):.1f} MiB; at most {limit:g} MiB are accepted.",
+            f"`{path}` is a {what} of {num_bytes / (1 << 20):.1f} MiB; at most {limit:g} MiB are accepted.",
             status=413,
-            code="image_too_large",
+            code=f"{kind}_too_large",
             param=path,
         )
 
 
-def _check_num_images(num_images: int, path: str, settings: Settings) -> None:
-    if num_images > settings.max_images:
+def _check_num_media(parts: Sequence[TextPart | ImagePart | VideoPart], path: str, settings: Settings) -> None:
+    num_clips = sum(isinstance(part, VideoPart) for part in parts)
+    num_media = sum(isinstance(part, ImagePart) for part in parts) + num_clips
+    if num_media > settings.max_images:
         raise ClientError(
-            f"`{path}` holds {num_images} pictures; at most {settings.max_images} are accepted in one request.",
+            f"`{path}` holds {num_media} {'pictures and clips' if num_clips else 'pictures'}; at most "
+            f"{settings.max_images} are accepted in one request.",
             code="too_many_images",
             param=path,
         )
@@ -182,47 +211,72 @@ def caption_call(
 
     Args:
         fields: From JSON, a form, or the query.
-        files: Uploaded pictures with the field names that they came under; none with JSON.
+        files: Uploaded pictures and clips with the field names that they came under; none with JSON.
         settings: Limits.
         session_header: `x-session-id`.
     """
     _check_model(fields.model, settings)
     detail = fields.detail or "auto"
+    looked_at = _looked_at(fields.fps, fields.max_frames, settings)
     if fields.image is not None and fields.images is not None:
         raise invalid("images", "`image` and `images` were both given; expected one of them.")
-    images: list[ImagePart] = []
-    image_fields: list[str] = []
+    media: list[ImagePart | VideoPart] = []
+    media_fields: list[str] = []
     for i, (name, data) in enumerate(files):
-        path = name if name not in image_fields else f"{name}[{i}]"
+        path = name if name not in media_fields else f"{name}[{i}]"
+        is_clip = name == "video" or is_video(data[:64])
         if not data:
-            raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
-        _check_image_size(len(data), path, settings)
-        images.append(ImagePart(data=data, detail=detail))
-        image_fields.append(path)
+            kind = ("clip", "video") if is_clip else ("picture", "image")
+            raise ClientError(f"`{path}` holds no {kind[0]}: it is empty.", code=f"{kind[1]}_empty", param=path)
+        _check_size(len(data), path, settings, is_clip=is_clip)
+        media.append(msgspec.structs.replace(looked_at, data=data) if is_clip else ImagePart(data=data, detail=detail))
+        media_fields.append(path)
     if fields.image is not None:
-        images.append(_image(fields.image, detail, "image", bare=True))
-        image_fields.append("image")
+        media.append(_image(fields.image, detail, "image", bare=True))
+        media_fields.append("image")
     for i, url in enumerate(fields.images or []):
-        images.append(_image(url, detail, f"images[{i}]", bare=True))
-        image_fields.append(f"images[{i}]")
-    if not images:
+        media.append(_image(url, detail, f"images[{i}]", bare=True))
+        media_fields.append(f"images[{i}]")
+    if fields.video is not None:
+        data_url = _data_url(fields.video, "video", "clip", bare=True)
+        media.append(msgspec.structs.replace(looked_at, data_url=data_url))
+        media_fields.append("video")
+    if not media:
         raise ClientError(
             "There is no picture in the request: send it as a form file, as the body with an image/* content type, or "
-            "as JSON in `image`.",
+            "as JSON in `image`; a clip likewise, with video/* and `video`.",
             code="image_missing",
             param="image",
         )
-    _check_num_images(len(images), "images", settings)
-    prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
+    _check_num_media(media, "images", settings)
+    num_clips = sum(isinstance(part, VideoPart) for part in media)
+    _check_clip_fields(fields, num_clips, len(media))
+    prompt = (DEFAULT_CLIP_PROMPT if num_clips else DEFAULT_PROMPT) if fields.prompt is None else fields.prompt
     return Call(
-        messages=[Message("user", [*images, TextPart(prompt)])],
+        messages=[Message("user", [*media, TextPart(prompt)])],
         options=generation_options(fields),
         stream=bool(fields.stream),
-        as_text=fields.format == "text",
-        image_fields=tuple(image_fields),
+        format=fields.format or "json",
+        segmenting=Segmenting(fields.segment_s or 0.0) if fields.format in TIMED_FORMATS else None,
+        media_fields=tuple(media_fields),
         session_id=_session_id(fields.session_id, session_header),
         priority=fields.priority or 0,
     )
+
+
+def _check_clip_fields(fields: CaptionRequest, num_clips: int, num_media: int) -> None:
+    """Fields that mean nothing for what was sent are refused, not ignored."""
+    for name in ("fps", "max_frames"):
+        if getattr(fields, name) is not None and not num_clips:
+            raise invalid(name, f"`{name}` is for clips, and there is none in the request.")
+    if fields.format in TIMED_FORMATS:
+        if (num_clips, num_media) != (1, 1):
+            raise invalid("format", f"`format` {fields.format} is for one clip; the request holds something else.")
+        if fields.stream:
+            raise invalid("stream", f"`stream` cannot be had with `format` {fields.format}.")
+        bounded("segment_s", fields.segment_s, 0, 86_400, above_low=True)
+    elif fields.segment_s is not None:
+        raise invalid("segment_s", f"`segment_s` is for `format` {' or '.join(TIMED_FORMATS)}.")
 
 
 def caption_from_json(body: bytes | bytearray) -> CaptionRequest:
@@ -238,8 +292,9 @@ def caption_from_text(pairs: list[tuple[str, str]]) -> CaptionRequest:
     """
     values: dict[str, Any] = {}
     for name, text in pairs:
-        if name in {"image", "images"}:
-            raise invalid(name, f"`{name}` is text; expected a file (curl -F {name}=@picture.jpg), or a JSON body.")
+        if name in {"image", "images", "video"}:
+            example = "clip.mp4" if name == "video" else "picture.jpg"
+            raise invalid(name, f"`{name}` is text; expected a file (curl -F {name}=@{example}), or a JSON body.")
         if name not in CAPTION_FIELDS:
             raise unknown(name, CAPTION_FIELDS)
         if name in {"stop", "stop_token_ids"}:

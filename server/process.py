@@ -16,10 +16,11 @@ import zmq
 
 from preprocess.child import Child, push_socket
 from preprocess.errors import BeholderError
-from preprocess.prepare import max_pixel_bytes_per_image
+from preprocess.prepare import max_pixel_bytes_per_image, pixel_bytes_per_clip
 from server.app import create_app
 from server.dispatcher import Dispatcher
 from server.settings import Settings
+from server.stream.websocket import WebSocketProtocol
 
 MAX_WAITING_BYTES = 512 << 20
 """Encoded pictures that may wait for a worker, all requests together."""
@@ -52,6 +53,7 @@ def _dispatcher(child: Child, settings: Settings) -> Dispatcher:
         num_workers=settings.workers,
         arena_size=child.boot.arena_size,
         pixel_bytes_per_image=max_pixel_bytes_per_image(settings.preprocess_config()),
+        pixel_bytes_per_clip=pixel_bytes_per_clip(settings.preprocess_config()),
         max_waiting=settings.max_waiting,
         max_waiting_bytes=MAX_WAITING_BYTES,
     )
@@ -75,12 +77,15 @@ class _HttpServer(uvicorn.Server):
 
 async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> None:
     loop = asyncio.get_running_loop()
+    app = create_app(settings, dispatcher)
     config = uvicorn.Config(
-        create_app(settings, dispatcher),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
-        ws_per_message_deflate=False,
+        ws=WebSocketProtocol,
+        ws_max_size=settings.stream_message_bytes,
+        ws_per_message_deflate=False,  # pictures do not get smaller
         timeout_graceful_shutdown=max(1, round(settings.grace_s)) + CANCEL_AFTER_GRACE_S,
         timeout_keep_alive=75,
     )
@@ -88,6 +93,7 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
 
     def drain(grace_s: float) -> None:
         server.should_exit = True
+        app.state.streams.drain(grace_s)
         loop.call_later(grace_s, dispatcher.fail_all)
 
     dispatcher.on_drain = drain

@@ -28,11 +28,25 @@ class ImageContent(msgspec.Struct, frozen=True, tag="image_url", forbid_unknown_
     image_url: ImageUrl
 
 
+class VideoUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `video_url` of a content part. `fps` and `max_frames` are additions: how much of it is looked at."""
+
+    url: str
+    fps: float | None = None
+    max_frames: int | None = None
+
+
+class VideoContent(msgspec.Struct, frozen=True, tag="video_url", forbid_unknown_fields=True):
+    """A content part with a clip."""
+
+    video_url: VideoUrl
+
+
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One turn, with the fields that clients send back of an earlier answer: those must be empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextContent | ImageContent]
+    content: str | list[TextContent | ImageContent | VideoContent]
     name: Any = None
     refusal: Any = None
     annotations: Any = None
@@ -180,19 +194,28 @@ MESSAGE_EXTRAS: Final = (
 )
 
 
+CaptionFormat = Literal["json", "text", "timed_json", "srt", "vtt"]
+TIMED_FORMATS: Final = ("timed_json", "srt", "vtt")
+"""A clip's captions part by part, with their times."""
+
+
 class CaptionRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of a JSON `POST /v1/captions`; a form has the same fields, its files being the pictures."""
+    """Body of a JSON `POST /v1/captions`; a form has the same fields, its files being the pictures and clips."""
 
     prompt: str | None = None
-    format: Literal["json", "text"] | None = None
+    format: CaptionFormat | None = None
     detail: Detail | None = None
     image: str | None = None
     images: list[str] | None = None
+    video: str | None = None
+    fps: float | None = None
+    max_frames: int | None = None
+    segment_s: float | None = None
 
 
 # Fields that a form or a query may have, and those of the Python API.
 CAPTION_FIELDS: Final = tuple(
-    field.name for field in msgspec.structs.fields(CaptionRequest) if field.name not in {"image", "images"}
+    field.name for field in msgspec.structs.fields(CaptionRequest) if field.name not in {"image", "images", "video"}
 )
 SAMPLING_FIELDS: Final = tuple(
     field.name

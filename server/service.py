@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from preprocess.wire import ChildState, Delta, EngineStats, GenerationOptions, ImageInfo, Looked, Message
+from preprocess.wire import (
+    ChildState,
+    ClipInfo,
+    Delta,
+    EngineStats,
+    GenerationOptions,
+    ImageInfo,
+    Looked,
+    Message,
+    Segmenting,
+)
 
 
 class Generation(Protocol):
@@ -17,6 +27,14 @@ class Generation(Protocol):
     @property
     def images(self) -> Sequence[ImageInfo]:
         """The request's pictures, in order."""
+
+    @property
+    def clips(self) -> Sequence[ClipInfo]:
+        """The request's clips, in order."""
+
+    @property
+    def segments(self) -> Sequence[tuple[float, float]]:
+        """With `segmenting`: start and end in seconds of the part of the clip that each choice is about."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -79,6 +97,7 @@ class Service(Protocol):
         session_id: str = "",
         priority: int = 0,
         arrival_s: float | None = None,
+        segmenting: Segmenting | None = None,
     ) -> Generation:
         """Prepare a chat and queue it with the engine; returns once it is admitted.
 

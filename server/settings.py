@@ -86,6 +86,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         32_768
     )
     max_images: Annotated[int, Option("Most pictures in one request.", low=1, high=4096)] = 16
+    max_video_mb: Annotated[float, Option("Largest encoded clip.", unit="MiB", low=0.001, high=65_536)] = 64
+    max_video_pixels: Annotated[
+        int, Option("Most pixels (width x height) of a clip's frames.", low=1, high=4_000_000_000)
+    ] = 36_000_000
+    max_video_s: Annotated[float, Option("Longest clip.", unit="s", low=0.1, high=1_000_000)] = 14_400
+    max_video_frames: Annotated[int, Option("Most frames of clips looked at in one request.", low=1, high=4096)] = 256
     preprocess_deadline_s: Annotated[
         float, Option("Longest time that preparing one request may take.", unit="s", low=0.1, high=3600)
     ] = 20
@@ -311,6 +317,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 max_image_pixels=self.max_image_pixels,
                 max_image_side=self.max_image_side,
                 max_images=self.max_images,
+                max_video_bytes=int(self.max_video_mb * MEBIBYTE),
+                max_video_pixels=self.max_video_pixels,
+                max_video_s=self.max_video_s,
+                max_video_frames=self.max_video_frames,
                 deadline_s=self.preprocess_deadline_s,
                 memory_bytes=self.preprocess_memory_mb * MEBIBYTE,
             ),
@@ -381,6 +391,10 @@ OFFLINE_OPTIONS: Final = (
     "max_image_pixels",
     "max_image_side",
     "max_images",
+    "max_video_mb",
+    "max_video_pixels",
+    "max_video_s",
+    "max_video_frames",
     "exact_decode",
     "device",
     "dtype",

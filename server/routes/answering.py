@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -28,6 +29,19 @@ from server.service import Generation
 
 HEARTBEAT_S = 10.0
 _log = logging.getLogger("beholder.server")
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where the time went, in milliseconds. `image_decode_ms` is part of `preprocess_ms`, and all of `total_ms`."""
+
+    image_decode_ms: float
+    preprocess_ms: float
+    queue_ms: float
+    vision_ms: float
+    prefill_ms: float
+    token_decode_ms: float
+    ttft_ms: float | None
+    total_ms: float
 
 
 class Arrival:
@@ -91,17 +105,32 @@ class Answer:
             self.generation.cancel()
 
     def usage(self) -> Usage:
-        """The usage of all choices together: the prompt is counted once, times are those of the slowest."""
+        """The usage of all choices: a prompt that they share is counted once, times are those of the slowest."""
         usages = [choice.usage for choice in self.choices if choice.usage is not None]
+        prompts = usages if self.generation.segments else usages[:1]
         return Usage(
-            prompt_tokens=usages[0].prompt_tokens if usages else self.generation.num_prompt_tokens,
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts) or self.generation.num_prompt_tokens,
             completion_tokens=sum(usage.completion_tokens for usage in usages),
-            cached_tokens=min((usage.cached_tokens for usage in usages), default=0),
-            image_tokens=max((usage.image_tokens for usage in usages), default=0),
+            cached_tokens=(sum if self.generation.segments else min)([usage.cached_tokens for usage in usages] or [0]),
+            image_tokens=sum(usage.image_tokens for usage in prompts),
             queue_ms=max((usage.queue_ms for usage in usages), default=0.0),
             vision_ms=max((usage.vision_ms for usage in usages), default=0.0),
             prefill_ms=max((usage.prefill_ms for usage in usages), default=0.0),
             decode_ms=max((usage.decode_ms for usage in usages), default=0.0),
+        )
+
+    def timings(self) -> Timings:
+        """Where the time went so far."""
+        usage = self.usage()
+        return Timings(
+            image_decode_ms=self.generation.decode_ms,
+            preprocess_ms=self.generation.preprocess_ms,
+            queue_ms=usage.queue_ms,
+            vision_ms=usage.vision_ms,
+            prefill_ms=usage.prefill_ms,
+            token_decode_ms=usage.decode_ms,
+            ttft_ms=self.ttft_ms,
+            total_ms=(time.monotonic() - self.arrival.monotonic_s) * 1e3,
         )
 
     @property
@@ -140,11 +169,14 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
         session_id=call.session_id,
         priority=call.priority,
         arrival_s=arrival.monotonic_s,
+        segmenting=call.segmenting,
     )
     async with arrival.time_limit():
         generation = await while_connected(request.receive, submit)
     context.metrics.admitted(generation)
-    return Answer(context, arrival, generation, [Choice(0.0) for _ in range(call.n)], images=list(generation.images))
+    num_choices = len(generation.segments) or call.n
+    choices = [Choice(0.0) for _ in range(num_choices)]
+    return Answer(context, arrival, generation, choices, images=list(generation.images))
 
 
 class Stream(Response):

@@ -1,4 +1,4 @@
-"""`POST /v1/captions`: a picture in, a description out; made for curl and for batch programs.
+"""`POST /v1/captions`: a picture or clip in, a description out; made for curl and for batch programs.
 
 The picture comes as form files, as the raw body, or as base64 in JSON; everything else as form fields, query parameters
 or JSON members of the same names.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from typing import Final, Literal
 
@@ -19,35 +18,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from preprocess.errors import BeholderError, ClientError
-from preprocess.wire import Delta, ImageInfo
+from preprocess.wire import ClipInfo, Delta, ImageInfo
 from server.intake import Call, caption_call, caption_from_json, caption_from_text
 from server.request_models import CaptionRequest
-from server.routes.answering import Answer, Arrival, Stream, collect, start
+from server.routes.answering import Answer, Arrival, Stream, Timings, collect, start
 from server.routes.chat import CompletionUsage, completion_usage
 from server.routes.connection import body_chunks, read_body
 from server.routes.context import Context
 from server.routes.form import Form, read_form
+from server.routes.timed_captions import timed_captions
 from server.settings import Settings
 
 _PLACE: Final = re.compile(r"messages\[0\]\.content\[(\d+)\]")
-_RAW_TYPES: Final = ("image/", "application/octet-stream")
-
-
-class Timings(msgspec.Struct, frozen=True):
-    """Where the time went, in milliseconds. `image_decode_ms` is part of `preprocess_ms`, and all of `total_ms`."""
-
-    image_decode_ms: float
-    preprocess_ms: float
-    queue_ms: float
-    vision_ms: float
-    prefill_ms: float
-    token_decode_ms: float
-    ttft_ms: float | None
-    total_ms: float
+_RAW_TYPES: Final = ("image/", "video/", "application/octet-stream")
 
 
 class Caption(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, and the last event of its stream. `image` is there when there is exactly one picture."""
+    """The answer, and the last event of its stream. `image` and `clip` are there when there is exactly one."""
 
     id: str
     object: Literal["caption"] = "caption"
@@ -56,6 +43,8 @@ class Caption(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     image: ImageInfo | msgspec.UnsetType = msgspec.UNSET
     images: list[ImageInfo]
+    clip: ClipInfo | msgspec.UnsetType = msgspec.UNSET
+    clips: list[ClipInfo] | msgspec.UnsetType = msgspec.UNSET
     finish_reason: str
     usage: CompletionUsage
     timings: Timings
@@ -85,8 +74,10 @@ def router(context: Context) -> APIRouter:
             error.param = _own_field(error.param, call)
             raise
         caption_id = f"caption-{secrets.token_hex(12)}"
+        if call.segmenting is not None:
+            return await timed_captions(caption_id, request, call, answer)
         if call.stream:
-            if call.as_text:
+            if call.format == "text":
                 return Stream(answer, _text_pieces(answer), "text/plain")
             return Stream(answer, _events(caption_id, answer))
         return await _whole(caption_id, request, call, answer)
@@ -101,7 +92,7 @@ def _own_field(param: str | None, call: Call) -> str | None:
     if place is None:
         return param
     index = int(place[1])
-    return call.image_fields[index] if index < len(call.image_fields) else "prompt"
+    return call.media_fields[index] if index < len(call.media_fields) else "prompt"
 
 
 async def _read_call(request: Request, settings: Settings) -> Call:
@@ -124,11 +115,12 @@ async def _read_call(request: Request, settings: Settings) -> Call:
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=settings.max_images)
     elif media_type.startswith(_RAW_TYPES):
-        form.files.append(("body", bytes(await read_body(request, settings.max_body_bytes))))
+        name = "video" if media_type.startswith("video/") else "body"
+        form.files.append((name, bytes(await read_body(request, settings.max_body_bytes))))
     else:
         raise ClientError(
             f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "
-            "file=@picture.jpg), image/* (curl -H 'Content-Type: image/jpeg' --data-binary @picture.jpg) or "
+            "file=@picture.jpg), image/* or video/* (curl -H 'Content-Type: image/jpeg' --data-binary @picture.jpg) or "
             "application/json.",
             status=415,
             code="unsupported_media_type",
@@ -155,7 +147,7 @@ async def _whole(caption_id: str, request: Request, call: Call, answer: Answer) 
 
     await collect(request, answer, on_delta)
     text = "".join(pieces)
-    if call.as_text:
+    if call.format == "text":
         return Response(text + "\n", media_type="text/plain")
     return Response(
         msgspec.json.encode(_caption(caption_id, answer, text, finish_reason)), media_type="application/json"
@@ -190,8 +182,7 @@ async def _text_pieces(answer: Answer) -> AsyncGenerator[bytes, None]:
 
 
 def _caption(caption_id: str, answer: Answer, text: str, finish_reason: str) -> Caption:
-    usage = answer.usage()
-    generation = answer.generation
+    clips = list(answer.generation.clips)
     return Caption(
         id=caption_id,
         created=answer.arrival.unix_s,
@@ -199,16 +190,9 @@ def _caption(caption_id: str, answer: Answer, text: str, finish_reason: str) -> 
         text=text,
         images=answer.images,
         image=answer.images[0] if len(answer.images) == 1 else msgspec.UNSET,
+        clips=clips or msgspec.UNSET,
+        clip=clips[0] if len(clips) == 1 else msgspec.UNSET,
         finish_reason=finish_reason,
-        usage=completion_usage(usage),
-        timings=Timings(
-            image_decode_ms=generation.decode_ms,
-            preprocess_ms=generation.preprocess_ms,
-            queue_ms=usage.queue_ms,
-            vision_ms=usage.vision_ms,
-            prefill_ms=usage.prefill_ms,
-            token_decode_ms=usage.decode_ms,
-            ttft_ms=answer.ttft_ms,
-            total_ms=(time.monotonic() - answer.arrival.monotonic_s) * 1e3,
-        ),
+        usage=completion_usage(answer.usage()),
+        timings=answer.timings(),
     )

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from preprocess.errors import ClientError
 from preprocess.wire import (
     ChildState,
+    ClipInfo,
     Delta,
     DeltaLogprob,
     EngineStats,
@@ -25,7 +26,9 @@ from preprocess.wire import (
     ImagePart,
     Looked,
     Message,
+    Segmenting,
     Usage,
+    VideoPart,
 )
 from server.app import create_app
 from server.settings import Settings
@@ -45,6 +48,8 @@ class ScriptedGeneration:
     images: list[ImageInfo]
     options: GenerationOptions
     n: int
+    clips: list[ClipInfo] = field(default_factory=list)
+    segments: list[tuple[float, float]] = field(default_factory=list)
     num_prompt_tokens: int = 20
     decode_ms: float = 1.5
     preprocess_ms: float = 2.5
@@ -130,8 +135,10 @@ class ScriptedService:
         session_id: str = "",
         priority: int = 0,
         arrival_s: float | None = None,
+        segmenting: Segmenting | None = None,
     ) -> ScriptedGeneration:
-        self.submitted.append((messages, options, {"n": n, "session_id": session_id, "priority": priority}))
+        asked = {"n": n, "session_id": session_id, "priority": priority}
+        self.submitted.append((messages, options, asked | ({"segmenting": segmenting} if segmenting else {})))
         try:
             await asyncio.sleep(self.submit_delay_s)
         except asyncio.CancelledError:
@@ -143,7 +150,14 @@ class ScriptedService:
         images = [
             ImageInfo(32, 24, hashlib.sha256(part.data or part.data_url.encode()).hexdigest(), 16) for part in pictures
         ]
-        generation = ScriptedGeneration(self, images, options, n)
+        clips = [
+            ClipInfo(64, 48, 10.0, [0.0, 5.0], hashlib.sha256(part.data or part.data_url.encode()).hexdigest(), 32)
+            for message in messages
+            for part in message.content
+            if isinstance(part, VideoPart)
+        ]
+        segments = [(0.0, 4.0), (4.0, 10.0)] if segmenting is not None else []
+        generation = ScriptedGeneration(self, images, options, len(segments) or n, clips, segments)
         self.generations.append(generation)
         return generation
 

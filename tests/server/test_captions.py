@@ -164,7 +164,7 @@ def test_a_failed_answer_is_a_status(client, service, query):
         ("?promt=x", "promt", "Did you mean `prompt`?"),
         ("?prompt=a&prompt=b", "prompt", "was given twice"),
         ("?stream=maybe", "stream", "expected `boolean | null`, got `string`"),
-        ("?format=xml", "format", "is 'xml'; expected json or text."),
+        ("?format=xml", "format", "is 'xml'; expected json, text, timed_json, srt or vtt."),
         ("?detail=best", "detail", "is 'best'; expected auto, low or high."),
         ("?max_tokens=0", "max_tokens", "is 0; expected 1 to"),
         ("?max_tokens=many", "max_tokens", "expected `integer | null`"),
@@ -211,7 +211,7 @@ def test_a_json_field_that_cannot_be_is_refused_by_name(client, service, body, p
 
 
 @pytest.mark.parametrize(
-    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "video/mp4", "multipart/mixed"]
+    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "audio/mp4", "multipart/mixed"]
 )
 def test_another_content_type_is_refused_with_what_to_do(client, content_type):
     response = raw(client, content_type=content_type)

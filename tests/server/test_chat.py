@@ -404,7 +404,7 @@ def test_fields_that_contradict_each_other_are_refused(client, fields, param):
         (
             {"role": "user", "content": [text("x"), {"type": "input_audio", "input_audio": {}}]},
             "messages[1].content[1].type",
-            "is 'input_audio'; expected text or image_url.",
+            "is 'input_audio'; expected text, image_url or video_url.",
         ),
         (
             {"role": "user", "content": [{"type": "text", "txt": "x"}]},

@@ -33,12 +33,15 @@ from preprocess.wire import (
     Reset,
     ResetDone,
     SamplingParams,
+    Segmenting,
     TextOptions,
     TextPart,
+    VideoPart,
 )
 from server.dispatcher import Dispatcher, Generation
 
 PICTURE_BYTES = 1000
+CLIP_BYTES = 8000
 ARENA = 64 * 1024
 
 
@@ -52,6 +55,7 @@ class Scripted:
             num_workers=num_workers,
             arena_size=ARENA,
             pixel_bytes_per_image=PICTURE_BYTES,
+            pixel_bytes_per_clip=CLIP_BYTES,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
         )
@@ -402,3 +406,52 @@ def test_a_look_that_nobody_waits_for_frees_its_worker() -> None:
             await second
 
     run(story, num_workers=1)
+
+
+# ---- clips ----------------------------------------------------------------------------------------------------------
+
+CLIP = [Message("user", [VideoPart(data=b"x" * 100), TextPart("what happens?")])]
+
+
+def test_the_parts_of_a_clip_are_choices_with_requests_of_their_own() -> None:
+    async def story(scripted: Scripted) -> None:
+        task = asyncio.ensure_future(scripted.dispatcher.submit(CLIP, GenerationOptions(), segmenting=Segmenting(4.0)))
+        await settle()
+        [job] = scripted.jobs()
+        assert job.segmenting == Segmenting(4.0)
+        assert job.lease.size == CLIP_BYTES
+        first = prepared(job)
+        others = [msgspec.structs.replace(first.request, prompt_ids=bytes(8 * n)) for n in (6, 7)]
+        scripted.tell(msgspec.structs.replace(first, further=others, segments=[(0, 4), (4, 8), (8, 9)]))
+        await settle()
+        assert [request.num_prompt_tokens for request in scripted.requests()] == [5, 6, 7]
+        assert len({request.request_id for request in scripted.requests()}) == 3
+        scripted.admit_all()
+        generation = await task
+        assert generation.segments == [(0, 4), (4, 8), (8, 9)]
+        for request in scripted.requests():
+            scripted.tell(done(request.request_id))
+        assert [choice async for choice, _ in generation] == [0, 1, 2]
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "says"),
+    [
+        ("signal SIGALRM", "video_timeout", "a clip of this request took too long to decode; send it shorter"),
+        ("signal SIGSEGV", "video_undecodable", "a clip of this request could not be decoded safely"),
+    ],
+)
+def test_a_clip_that_kills_its_worker_is_called_a_clip(reason: str, code: str, says: str) -> None:
+    async def story(scripted: Scripted) -> None:
+        task = asyncio.ensure_future(scripted.dispatcher.submit(CLIP, GenerationOptions()))
+        for index in range(2 if code == "video_undecodable" else 1):
+            await settle()
+            scripted.tell(ChildState("preprocess", index, up=False, reason=reason))
+        with pytest.raises(ClientError) as caught:
+            await task
+        assert (caught.value.status, caught.value.code) == (422, code)
+        assert caught.value.message.startswith(says)
+
+    run(story)
