@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preprocess.errors import BeholderError, ClientError
 from server.faults import error_response, internal_error
 from server.metrics import Metrics
-from server.routes import captions, chat, operations
+from server.routes import captions, chat, operations, stream
 from server.routes.connection import ClientGone
 from server.routes.context import Context
 from server.security import Security
 from server.service import Service
 from server.settings import Settings
+from server.stream.hub import Hub
+from server.stream.tickets import Tickets
 from server.version import installed_version
 
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -52,6 +54,9 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     app.include_router(chat.router(context))
     app.include_router(captions.router(context))
     app.include_router(operations.router(context))
+    tickets = Tickets()
+    app.state.streams = Hub(context)
+    app.include_router(stream.router(app.state.streams, tickets))
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, BeholderError)
@@ -62,7 +67,7 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Faults)
-    app.add_middleware(Security, settings=settings)
+    app.add_middleware(Security, settings=settings, tickets=tickets)
     app.add_middleware(RequestIds)
     return app
 

@@ -9,8 +9,11 @@ Host     A page may rebind its own name to 127.0.0.1 and then read answers as "s
          on every interface, since a page does not know the key.
 Origin   A request that a browser says comes from another origin (`null` included) is refused unless that origin is in
          `--allowed-origins`. This stops "simple" requests too, which browsers send without asking first.
+         For WebSockets both answer the handshake with 403; a browser shows its page nothing of it.
 API key  `Authorization: Bearer KEY` for everything below /v1 and for /metrics (what is asked, and how often, is
-         nobody's business); /health, /ready and /version stay open for probes.
+         nobody's business); /health, /ready and /version stay open for probes. A WebSocket may show a one-time ticket
+         instead (`server.stream.tickets`); without either it is accepted and closed at once with 4401, since a page
+         learns nothing from a refused handshake.
 """
 
 from __future__ import annotations
@@ -27,16 +30,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preprocess.errors import ClientError
 from server.faults import error_response
 from server.settings import Settings
+from server.stream.tickets import PREFIX as TICKET_PREFIX
+from server.stream.tickets import Tickets
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _PREFLIGHT_AGE_S: Final = 600
+UNAUTHENTICATED: Final = 4401
+"""Close code of a WebSocket that shows no right key and no good ticket."""
 
 
 class Security:
     """ASGI middleware that refuses before anything else happens."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, tickets: Tickets | None = None) -> None:
         self._app = app
+        self._tickets = tickets or Tickets()
         self._key = settings.api_key.encode()
         self._bound = settings.host.strip("[]").lower()
         self._bound_to_all = self._bound in {"0.0.0.0", "::", "*"}
@@ -57,10 +65,11 @@ class Security:
                 if scope["type"] == "http" and scope["method"] == "OPTIONS":
                     await _preflight(headers)(scope, receive, send)
                     return
-            self._check_key(scope["path"], headers)
+            if scope["type"] == "http" or not self._tickets.redeem(scope.get("subprotocols", [])):
+                self._check_key(scope["path"], headers)
         except ClientError as error:
             if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+                await _refuse_websocket(error, scope, send)
                 return
             challenge = {"www-authenticate": "Bearer"} if error.status == 401 else None
             await error_response(error, challenge)(scope, receive, send)
@@ -125,6 +134,16 @@ class Security:
                 status=401,
                 code="invalid_api_key",
             )
+
+
+async def _refuse_websocket(error: ClientError, scope: Scope, send: Send) -> None:
+    """A missing key is told by a close code, anything else by not opening."""
+    if error.status != 401:
+        await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+        return
+    offered = [name for name in scope.get("subprotocols", []) if not name.startswith(TICKET_PREFIX)]
+    await send({"type": "websocket.accept", "subprotocol": offered[0] if offered else None, "headers": []})
+    await send({"type": "websocket.close", "code": UNAUTHENTICATED, "reason": error.message[:120]})
 
 
 def _host_of(value: str) -> str | None:

@@ -89,6 +89,13 @@ class Outbox:
             self._kept_bytes -= len(old)
         return data
 
+    def take_last(self) -> bytes | None:
+        """Only the last event, when it tells of the end: for a reader that would take too long to read the others."""
+        self._again.clear()
+        while len(self._pending) > 1:
+            self.num_bytes -= _size(self._pending.popleft())
+        return self.take()
+
     def rewind(self, last_seq: int) -> int | None:
         """Send everything after `last_seq` again, before what is pending.
 

@@ -60,16 +60,13 @@ class CaptureClock:
 
 
 class Recent:
-    """The median of the last 64 values."""
+    """The median of the last 64 values; None before the first."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=64)
+        self.median: float | None = None
 
     def add(self, value: float) -> None:
         """One more."""
         self._values.append(value)
-
-    @property
-    def median(self) -> float | None:
-        """None before the first value."""
-        return statistics.median(self._values) if self._values else None
+        self.median = statistics.median(self._values)

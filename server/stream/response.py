@@ -30,6 +30,8 @@ class Response:
     created_s: float
     metadata: dict[str, str] | None
     return_token_ids: bool
+    places: dict[str, Frame] = field(default_factory=dict)
+    """Where in the chat each picture stands, as refusals name it."""
     num_prompt_tokens: int = 0
     decode_ms: float = 0.0
     preprocess_ms: float = 0.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -58,7 +58,21 @@ GOING_AWAY_S: Final = 60.0
 HOLD_S: Final = 1.0
 """Pause of the automatic triggers after a failure that says nothing of when to try again."""
 REMEMBERED_RESPONSES: Final = 256
+MAX_EVENT_BYTES: Final = 262_144
 MEDIA_CODES: Final = ("image_", "invalid_data_url")
+
+
+class Tally(Protocol):
+    """Counts over all sessions."""
+
+    def first_token(self, frame_age_ms: float) -> None:
+        """A response said its first word about a frame of that age."""
+
+    def done(self, status: Status) -> None:
+        """A response ended."""
+
+    def feedback(self, rating: str) -> None:
+        """A person judged a response."""
 
 
 @dataclass
@@ -85,11 +99,19 @@ class Session:
         model_names: Names of the served model, the one that answers carry first.
         limits: What the server allows.
         now_s: The time.
+        tally: Is told of what is counted over all sessions.
     """
 
     def __init__(
-        self, session_id: str, resume_token: str, model_names: tuple[str, ...], limits: SessionLimits, now_s: float
+        self,
+        session_id: str,
+        resume_token: str,
+        model_names: tuple[str, ...],
+        limits: SessionLimits,
+        now_s: float,
+        tally: Tally | None = None,
     ) -> None:
+        self._tally = tally
         self.id = session_id
         self.resume_token = resume_token
         self.limits = limits
@@ -168,7 +190,8 @@ class Session:
             times.append(self._expires_s - GOING_AWAY_S)
         if self._stats_now() != self._stats:
             times.append(self._stats_s + STATS_EVERY_S)
-        if self.mailbox.waiting and self._look is None and self._is_free and self.settings.trigger.mode != "manual":
+        may_start = self._look is None and self._is_free and not (self._closing or self._draining)
+        if self.mailbox.waiting and may_start and self.settings.trigger.mode != "manual":
             times.append(max(self._due_s, self._hold_until_s))
         return min(times)
 
@@ -252,11 +275,18 @@ class Session:
             return
         event_id: str | None = None
         try:
+            if len(raw) > MAX_EVENT_BYTES:
+                raise ClientError(
+                    f"The event has {len(raw):,} bytes; at most {MAX_EVENT_BYTES:,} are accepted as text. Pictures go "
+                    "into binary messages.",
+                    status=413,
+                    code="event_too_large",
+                )
             event = decode_event(raw)
             event_id = event.event_id
             self._on_event(event, now_s)
         except BeholderError as error:
-            self._put(ErrorEvent(error=ErrorInfo.of(error, event_id or event_id_of(raw))))
+            self._put(ErrorEvent(error=ErrorInfo.of(error, event_id or event_id_of(raw[:MAX_EVENT_BYTES]))))
         self._advance(now_s)
 
     def receive_binary(self, data: bytes, now_s: float) -> None:
@@ -307,6 +337,7 @@ class Session:
             self._put(Pong(t=event.t, server_t=now_s * 1e3))
         elif isinstance(event, SessionClose):
             self._closing = True
+            self._drop_frames("cancelled")
         else:
             raise ClientError(
                 "`session.resume` was not the first message of its connection.", code="resume_not_first", param="type"
@@ -423,6 +454,8 @@ class Session:
         if len(event.tags) > 16 or any(len(tag) > 64 for tag in event.tags):
             raise invalid("tags", "`tags` is too large; expected at most 16 tags of 64 characters.")
         self._put(FeedbackCreated(response_id=event.response_id))
+        if self._tally is not None:
+            self._tally.feedback(event.rating)
 
     # ---- what the work gives ---------------------------------------------------------------------------------------
 
@@ -498,6 +531,8 @@ class Session:
         event = response.take(delta, now_s)
         if was_silent and response.frame_age_ms is not None:
             self.age.add(response.frame_age_ms)
+            if self._tally is not None:
+                self._tally.first_token(response.frame_age_ms)
         if event is not None:
             self._put(event)
         if delta.finish_reason is not None:
@@ -513,7 +548,13 @@ class Session:
         reason: DropReason = "failed"
         if is_media_error(error):
             reason = "decode_error"
-            self._gallery.forget(response.newest)
+            at_fault = response.places.get(error.param or "", response.newest)
+            self._gallery.forget(at_fault)
+            if at_fault is not None and self._gallery.pinned.get(at_fault.id) is at_fault:
+                del self._gallery.pinned[at_fault.id]
+                self.settings = msgspec.structs.replace(self.settings, pinned_ids=list(self._gallery.pinned))
+                self._put(SessionUpdated(session=self.settings))
+            error.param = None if at_fault is None else f"frame {at_fault.id}"
         else:
             self._hold(error, now_s)
         self._finish(response, "failed", now_s, error=error, reason=reason)
@@ -615,7 +656,11 @@ class Session:
         self._recent[response.id] = None
         if len(self._recent) > REMEMBERED_RESPONSES:
             self._recent.popitem(last=False)
-        self._actions.append(Start(response.id, self._messages_of(frames, ask), sampling))
+        messages = self._messages_of(frames, ask)
+        first = 1 if self.settings.prompt_position == "before" else 0
+        for index, frame in enumerate((*self._gallery.pinned.values(), *frames), first):
+            response.places[f"messages[{len(messages) - 1}].content[{index}]"] = frame
+        self._actions.append(Start(response.id, messages, sampling))
         self._put(response.created(trigger_s))
 
     def _messages_of(self, frames: list[Frame], ask: Ask | None) -> list[Message]:
@@ -656,6 +701,8 @@ class Session:
         for frame in response.frames:
             self.mailbox.drop(frame, reason)  # those that were captioned are settled
         self._put(response.done(status, now_s, finish_reason, usage, error))
+        if self._tally is not None:
+            self._tally.done(status)
 
     def _stop_work(self, reason: DropReason, now_s: float) -> None:
         if self._active is not None:
