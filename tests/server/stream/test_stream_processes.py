@@ -1,0 +1,311 @@
+"""Live sessions over real processes and a real engine: reuse of context, still scenes, fairness, deaths, storms."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+from serving import Served
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+
+REPORT_S = 1.3
+"""An idle engine tells its totals at the latest after so long."""
+
+
+def picture(seed: int, box: int = 0) -> bytes:
+    """A plain colour with a red square somewhere."""
+    colours = random.Random(seed)
+    image = Image.new("RGB", (160, 120), tuple(colours.randrange(60, 200) for _ in range(3)))
+    ImageDraw.Draw(image).rectangle((box, 40, box + 30, 70), fill=(250, 10, 10))
+    out = io.BytesIO()
+    image.save(out, "JPEG")
+    return out.getvalue()
+
+
+def framed(frame_id: int, data: bytes) -> bytes:
+    header = json.dumps({"k": "frame", "id": frame_id, "ts": time.monotonic() * 1e3}).encode()
+    return struct.pack(">H", len(header)) + header + data
+
+
+class Camera:
+    """A session with its socket; keeps every event."""
+
+    def __init__(self, served: Served) -> None:
+        self.url = served.url.replace("http://", "ws://") + "/v1/stream"
+        self.events: list[dict[str, Any]] = []
+        self.socket: ClientConnection | None = None
+
+    async def open(self, **session: Any) -> Camera:
+        self.socket = await connect(self.url, subprotocols=["vlm.stream.v1"], max_size=None)  # type: ignore[list-item]
+        await self.until("session.created")
+        await self.say("session.update", session={"max_tokens": 8, "ignore_eos": True, "temperature": 0, **session})
+        await self.until("session.updated")
+        return self
+
+    async def resume(self) -> None:
+        """Come back and see that nothing was lost or repeated."""
+        created = self.events[0]
+        self.socket = await connect(self.url, subprotocols=["vlm.stream.v1"], max_size=None)  # type: ignore[list-item]
+        await self.say(
+            "session.resume",
+            session_id=created["session_id"],
+            resume_token=created["resume_token"],
+            last_seq=self.events[-1]["seq"],
+        )
+        while (event := json.loads(await asyncio.wait_for(self.socket.recv(), 20)))["type"] != "session.resumed":
+            assert event["type"] == "session.created", event
+
+    async def say(self, kind: str, **fields: Any) -> None:
+        assert self.socket is not None
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def send(self, data: bytes) -> None:
+        assert self.socket is not None
+        await self.socket.send(data)
+
+    async def next(self, timeout_s: float = 30) -> dict[str, Any]:
+        assert self.socket is not None
+        event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
+        assert event["seq"] == (self.events[-1]["seq"] if self.events else 0) + 1
+        self.events.append(event)
+        return event
+
+    async def until(self, kind: str, timeout_s: float = 30) -> dict[str, Any]:
+        while (event := await self.next(timeout_s))["type"] != kind:
+            pass
+        return event
+
+    async def ask(self, data: bytes | None = None, **response: Any) -> dict[str, Any]:
+        if data is not None:
+            await self.send(data)
+        await self.say("response.create", response=response)
+        return await self.until("response.done")
+
+    def cut(self) -> None:
+        assert self.socket is not None
+        self.socket.transport.abort()
+
+    async def close(self) -> None:
+        assert self.socket is not None
+        await self.socket.close()
+
+    def check(self) -> None:
+        """Every response that was created is done exactly once, and its text is what was said of it."""
+        created = [e["response_id"] for e in self.events if e["type"] == "response.created"]
+        done = [e for e in self.events if e["type"] == "response.done"]
+        assert [e["response_id"] for e in done] == created[: len(done)]
+        assert len(created) - len(done) <= 1  # the last one may still run
+        for event in done:
+            said = [
+                e["delta"]
+                for e in self.events
+                if e["type"] == "response.output_text.delta" and e["response_id"] == event["response_id"]
+            ]
+            assert "".join(said) == event["text"]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path) -> Iterator[Served]:
+    with Served(tiny_model, dtype="float32", max_running=32, kv_tokens=16_384, stream_max_sessions=200) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(served: Served) -> Iterator[None]:
+    """After each test nothing runs, waits, is leased or held."""
+    yield
+    served.wait_until_ready()
+    names = [
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "beholder_arena_used_bytes",
+    ]
+    deadline = time.monotonic() + 10
+    while any(values := [served.metric(name) for name in names]):
+        assert time.monotonic() < deadline, values
+        time.sleep(0.1)
+
+
+def run(story: Any, timeout_s: float = 90) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(story, timeout_s)
+
+    asyncio.run(limited())
+
+
+def test_earlier_frames_are_computed_once(served: Served) -> None:
+    async def story() -> None:
+        camera = await Camera(served).open(context_frames=4, prompt="What is new in the last of these pictures?")
+        cached, tokens = [], []
+        for number in range(12):
+            usage = (await camera.ask(framed(number, picture(number))))["usage"]
+            cached.append(usage["cached_tokens"])
+            tokens.append(usage["input_tokens"])
+        await camera.close()
+        per_frame = tokens[1] - tokens[0]
+        # 1, 2 … 8 frames, then 4 … 8: a prompt that grew by a frame computes that frame and the end of the template.
+        assert tokens == [tokens[0] + per_frame * i for i in (*range(8), 3, 4, 5, 6)]
+        for i in (*range(1, 8), 9, 10, 11):
+            assert tokens[i] - cached[i] <= per_frame + (tokens[0] - per_frame) // 2
+        assert cached[0] < per_frame
+        assert 0 < cached[8] < cached[7]  # cut back: only what stands before the frames is the same
+
+    run(story())
+
+
+def test_a_still_scene_costs_no_engine_work(served: Served) -> None:
+    async def story() -> None:
+        camera = await Camera(served).open(trigger={"mode": "on_change"})
+        steps = served.metric("beholder_engine_steps_total")
+        await camera.send(picture(1, 10))
+        await camera.until("response.done")
+        await asyncio.sleep(REPORT_S)
+        after_first = served.metric("beholder_engine_steps_total")
+        assert after_first > steps
+        for _ in range(25):
+            await camera.send(picture(1, 10))
+            await asyncio.sleep(0.04)
+        stats = await camera.until("frames.stats")
+        while stats["received"] < 26:
+            stats = await camera.until("frames.stats")
+        assert stats["captioned"] == 1
+        assert stats["dropped"].get("unchanged", 0) + stats["dropped"].get("replaced", 0) == 25
+        await asyncio.sleep(REPORT_S)
+        assert served.metric("beholder_engine_steps_total") == after_first
+        await camera.send(picture(1, 100))  # the square has moved
+        await camera.until("response.done")
+        assert camera.events[-1]["frame_age_ms"] < 5000
+        await camera.close()
+
+    run(story())
+
+
+def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
+    async def story() -> None:
+        async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+            body = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 16, "ignore_eos": True}
+
+            async def chat() -> float:
+                started = time.monotonic()
+                response = await http.post("/v1/chat/completions", json=body)
+                assert response.status_code == 200
+                return time.monotonic() - started
+
+            alone = sorted([await chat() for _ in range(5)])[2]
+            cameras = [await Camera(served).open(trigger={"mode": "continuous"}, max_tokens=64) for _ in range(2)]
+
+            async def film(camera: Camera) -> None:
+                for number in range(1000):
+                    await camera.send(framed(number, picture(number)))
+                    await asyncio.sleep(1 / 30)
+
+            async def watch(camera: Camera) -> None:
+                with contextlib.suppress(ConnectionClosed):
+                    while True:
+                        await camera.next()
+
+            tasks = [asyncio.ensure_future(work(camera)) for camera in cameras for work in (film, watch)]
+            await asyncio.sleep(0.5)
+            times = [await chat() for _ in range(10)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for camera in cameras:
+                camera.check()
+                assert sum(e["type"] == "response.done" for e in camera.events) > 1
+                await camera.close()
+            assert max(times) < max(2.0, 20 * alone), (alone, times)
+
+    run(story())
+
+
+def test_an_engine_killed_under_twenty_sessions_fails_each_once_and_all_go_on(served: Served) -> None:
+    async def story() -> None:
+        cameras = [
+            await Camera(served).open(trigger={"mode": "continuous"}, max_tokens=400, prompt=f"camera {number}")
+            for number in range(20)
+        ]
+        for number, camera in enumerate(cameras):
+            await camera.send(picture(number))
+        await asyncio.gather(*(camera.until("response.output_text.delta") for camera in cameras))
+        (pid,) = served.pids("engine")
+        os.kill(pid, signal.SIGKILL)
+        done = await asyncio.gather(*(camera.until("response.done", 5) for camera in cameras))
+        assert {event["status"] for event in done} == {"failed"}
+        assert {event["error"]["code"] for event in done} == {"engine_restarting"}
+
+        async def again(number: int, camera: Camera) -> None:
+            """Frames keep coming; the first response that succeeds proves that the session goes on."""
+            deadline = time.monotonic() + 40
+            await camera.say("session.update", session={"max_tokens": 4})
+            while time.monotonic() < deadline:
+                await camera.send(picture(number))
+                with contextlib.suppress(TimeoutError):
+                    event = await camera.until("response.done", 2)
+                    if event["status"] == "incomplete":
+                        return
+                    assert event["error"]["code"] in {"not_ready", "engine_restarting"}
+            raise AssertionError("the session did not go on")
+
+        await asyncio.gather(*(again(number, camera) for number, camera in enumerate(cameras)))
+        for camera in cameras:
+            camera.check()
+            await camera.close()
+
+    run(story())
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["frame", "frame", "ask", "cut", "cut", "read", "wait"])),
+    min_size=10,
+    max_size=40,
+)
+
+
+@settings(max_examples=6, deadline=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
+@given(steps=STEPS)
+def test_a_storm_of_lost_connections_loses_and_repeats_nothing(served: Served, steps: list[tuple[int, str]]) -> None:
+    async def story() -> None:
+        cameras = [await Camera(served).open(trigger={"mode": "continuous"}, max_tokens=24) for _ in range(4)]
+        for number, step in steps:
+            camera = cameras[number]
+            if step == "frame":
+                await camera.send(framed(number, picture(number)))
+            elif step == "ask":
+                await camera.say("response.create", response={"frame_ids": []})
+            elif step == "cut":
+                camera.cut()
+                await camera.resume()
+            elif step == "read":
+                with contextlib.suppress(TimeoutError):
+                    await camera.next(0.02)
+            else:
+                await asyncio.sleep(0.02)
+        for camera in cameras:
+            camera.cut()
+            await camera.resume()
+            await camera.say("session.update", session={"trigger": {"mode": "manual"}})
+            await camera.ask(picture(1), metadata={"last": "one"})
+            while camera.events[-1].get("metadata") != {"last": "one"}:
+                await camera.until("response.done")
+            camera.check()
+            await camera.close()
+
+    run(story())
