@@ -1,8 +1,23 @@
 """The Python API of Beholder: ``from beholder import Beholder``."""
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.wire import ImageInfo, Usage
-from server.offline import Beholder, Caption
+from preprocess.wire import ClipInfo, ImageInfo, Usage
+from server.offline import Beholder, Caption, Clip
 from server.settings import SettingsError
+from server.subtitles import Cue, srt, webvtt
 
-__all__ = ["Beholder", "BeholderError", "Caption", "ClientError", "ImageInfo", "ServiceError", "SettingsError", "Usage"]
+__all__ = [
+    "Beholder",
+    "BeholderError",
+    "Caption",
+    "ClientError",
+    "Clip",
+    "ClipInfo",
+    "Cue",
+    "ImageInfo",
+    "ServiceError",
+    "SettingsError",
+    "Usage",
+    "srt",
+    "webvtt",
+]

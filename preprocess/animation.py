@@ -55,12 +55,13 @@ class Animation:
             for number in wanted:
                 try:
                     image.seek(number)
+                    image.load()
                     frame = to_rgb(image)
                 except (ClientError, MemoryError):
                     raise
                 except Exception as error:  # as in `preprocess.image`
                     raise self._unreadable() from error
-                yield number, frame
+                yield number, frame.copy() if frame is image else frame
 
     def _opened(self) -> Image.Image:
         try:

@@ -207,13 +207,11 @@ class VideoStream:
         """RGB and upright."""
         check_size(frame.width, frame.height, self._limits)  # it can change in the middle
         try:
-            image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+            return upright(frame)
         except MemoryError:
             raise
         except Exception as error:
             raise self._unreadable() from error
-        turn = _turn(frame)
-        return image if turn is None else image.transpose(turn)
 
     # ---- where frames lie --------------------------------------------------------------------------------------------
 
@@ -306,6 +304,13 @@ def _decode(codec: VideoCodecContext, packet: Packet[Stream] | None) -> list[Vid
 def _time_of(frame: VideoFrame) -> int:
     time = frame.pts if frame.pts is not None else frame.dts
     return 0 if time is None else time
+
+
+def upright(frame: VideoFrame) -> Image.Image:
+    """A decoded frame as an RGB picture, the way it is to be shown."""
+    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    turn = _turn(frame)
+    return image if turn is None else image.transpose(turn)
 
 
 def _turn(frame: VideoFrame) -> Image.Transpose | None:

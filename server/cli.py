@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -15,7 +15,7 @@ import typer
 from server.settings import OFFLINE_OPTIONS, OPTIONS, Field, Settings, SettingsError, environment_name, flag_name
 
 app: Final = typer.Typer(
-    help="Beholder: a computer looks at pictures and says what it sees.",
+    help="Beholder: a computer looks at pictures, clips and cameras and says what it sees.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -24,6 +24,7 @@ app: Final = typer.Typer(
 )
 
 DEFAULT_PROMPT: Final = "Describe the picture."
+WATCH_OPTIONS: Final = tuple(name for name in OFFLINE_OPTIONS if name not in {"max_images", "max_video_frames"})
 
 
 def main() -> None:
@@ -80,17 +81,29 @@ def serve(**given: str | bool | None) -> None:
 @app.command()
 @_with_options(*OFFLINE_OPTIONS)
 def caption(
-    files: Annotated[list[Path], typer.Argument(help="Pictures to describe.", metavar="FILE…", show_default=False)],
-    prompt: Annotated[str, typer.Option(help="What to ask about each picture.")] = DEFAULT_PROMPT,
+    files: Annotated[
+        list[Path], typer.Argument(help="Pictures and clips to describe.", metavar="FILE…", show_default=False)
+    ],
+    prompt: Annotated[str | None, typer.Option(help="What to ask about each; by default for a description.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
     temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a picture: text, usage, timings.")] = False,
+    timed: Annotated[
+        Literal["srt", "vtt"] | None, typer.Option(help="Describe a clip part by part, as a file of subtitles.")
+    ] = None,
+    segment_s: Annotated[
+        float, typer.Option(help="Length of those parts in seconds; 0: by the length of the clip.", min=0)
+    ] = 0.0,
     **given: str | bool | None,
 ) -> None:
-    """Describe pictures here and now, without a server. Several are described in the order given."""
+    """Describe pictures and clips here and now, without a server. Several are described in the order given."""
     from preprocess.errors import BeholderError
     from server.offline import Beholder
+    from server.subtitles import srt, webvtt
+
+    if json and timed:
+        raise typer.BadParameter("--json and --timed cannot be had together")
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     failed = False
@@ -102,7 +115,10 @@ def caption(
     with beholder:
         for file in files:
             try:
-                if json:
+                if timed:
+                    cues = beholder.timed_captions(file, prompt, segment_s=segment_s, **sampling)
+                    typer.echo(srt(cues) if timed == "srt" else webvtt(cues), nl=False)
+                elif json:
                     answer = msgspec.to_builtins(beholder.caption(file, prompt, **sampling))
                     typer.echo(msgspec.json.encode({"file": str(file), **answer}))
                 else:
@@ -115,6 +131,56 @@ def caption(
                 typer.echo(f"beholder: {file}: {error}", err=True)
                 failed = True
     raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+@_with_options(*WATCH_OPTIONS)
+def watch(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A clip (read at its own pace), a camera (/dev/video0), or an address of MJPEG (http) or RTSP video.",
+            metavar="SOURCE",
+            show_default=False,
+        ),
+    ],
+    prompt: Annotated[str, typer.Option(help="What to ask about each frame.")] = DEFAULT_PROMPT,
+    every_s: Annotated[float, typer.Option(help="Least time from one description to the next, in seconds.", min=0)] = 0,
+    min_change: Annotated[
+        float,
+        typer.Option(help="Percent by which a frame must differ to be described; 0: all.", min=0, max=100),
+    ] = 4.0,
+    max_captions: Annotated[int | None, typer.Option(help="Stop after so many descriptions.", min=1)] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest description, in tokens.", min=1)] = 64,
+    temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a description.")] = False,
+    **given: str | bool | None,
+) -> None:
+    """Say what a camera, a stream or a clip shows, as it shows it. Ctrl-C ends it."""
+    from preprocess.errors import BeholderError
+    from server.live_source import LiveSource
+    from server.offline import Beholder
+    from server.watch import Printer, Watch
+
+    printer = Printer(typer.echo, as_json=json)
+    how = Watch(prompt, every_s, min_change, max_captions, {"max_tokens": max_tokens, "temperature": temperature})
+    try:
+        settings = Settings.load(given, os.environ)
+        live = LiveSource(source, settings.preprocess_config().limits)
+        with Beholder(settings=settings) as beholder, live:
+            tally = how.run(beholder, live, printer.on_piece, printer.on_sighting)
+    except BeholderError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("")
+        raise typer.Exit(0) from None
+    if live.ended_by:
+        typer.echo(f"beholder: {live.ended_by}", err=True)
+    typer.echo(
+        f"beholder: {tally.described} frames described, {tally.unchanged} hardly changed, {tally.dropped} missed",
+        err=True,
+    )
 
 
 @app.command(

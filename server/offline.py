@@ -1,4 +1,4 @@
-"""The Python API: pictures in, text out, in this process and without a server.
+"""The Python API: pictures and clips in, text out, in this process and without a server.
 
     with Beholder() as beholder:
         print(beholder.caption("cat.jpg").text)
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -25,8 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.video_formats import is_video
 from preprocess.wire import (
+    ClipInfo,
     Delta,
+    EngineRequest,
     GenerationOptions,
     ImageInfo,
     ImagePart,
@@ -38,23 +42,41 @@ from preprocess.wire import (
     Prepared,
     Refused,
     Rejected,
+    Segmenting,
     TextPart,
     Usage,
+    VideoPart,
 )
 from server.faults import rejection
-from server.intake import DEFAULT_PROMPT, messages_of
+from server.intake import DEFAULT_CLIP_PROMPT, DEFAULT_PROMPT, messages_of
 from server.sampling_rules import sampling_options
 from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
+from server.subtitles import Cue
 
 if TYPE_CHECKING:
     import PIL.Image
     import torch
 
-Picture: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image"
-"""A file, an encoded picture, or a Pillow image."""
+Picture: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image | Clip"
+"""A file, an encoded picture, or a Pillow image; or a clip: a video file is known as one by its first bytes."""
 
 _PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NO_LIMIT: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A clip, where more is to be said of it than its file, or where an animated picture shall be one.
+
+    Attributes:
+        source: A file, or encoded bytes.
+        fps: Frames a second that are looked at; 0: as the model's own processor does.
+        max_frames: Frames that are looked at, at most; 0: likewise.
+    """
+
+    source: str | os.PathLike[str] | bytes
+    fps: float = 0.0
+    max_frames: int = 0
 
 
 class Caption(msgspec.Struct, frozen=True):
@@ -68,13 +90,14 @@ class Caption(msgspec.Struct, frozen=True):
     preprocess_ms: float
     ttft_ms: float
     total_ms: float
+    clips: list[ClipInfo] = msgspec.field(default_factory=list)
 
 
 class _Running:
     """One request in the engine, and the deltas that nobody has taken yet."""
 
-    def __init__(self, prepared: Prepared, started_s: float) -> None:
-        self.request_id = prepared.request_id
+    def __init__(self, request_id: str, prepared: Prepared, started_s: float) -> None:
+        self.request_id = request_id
         self.prepared = prepared
         self.started_s = started_s
         self.first_token_s: float | None = None
@@ -108,6 +131,7 @@ class _Running:
             preprocess_ms=self.prepared.preprocess_ms,
             ttft_ms=((self.first_token_s or now) - self.started_s) * 1e3,
             total_ms=(now - self.started_s) * 1e3,
+            clips=self.prepared.clips,
         )
 
 
@@ -170,14 +194,12 @@ class Beholder:
 
     # ---- what people call --------------------------------------------------------------------------------------------
 
-    def caption(
-        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
-    ) -> Caption:
-        """Describe one picture, or several together.
+    def caption(self, picture: Picture | Sequence[Picture], prompt: str | None = None, **sampling: object) -> Caption:
+        """Describe one picture or clip, or several together.
 
         Args:
-            picture: A file, encoded bytes or a Pillow image; a list of them is looked at together.
-            prompt: What to ask.
+            picture: A file, encoded bytes, a Pillow image or a `Clip`; a list of them is looked at together.
+            prompt: What to ask; by default for a description.
             **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface.
 
         Raises:
@@ -190,14 +212,45 @@ class Beholder:
 
         Args:
             messages: As in OpenAI's chat completions; besides, a part ``{"type": "image", "image": …}`` takes whatever
-                `caption` takes.
+                `caption` takes, and so does ``{"type": "video", "video": …}`` for clips.
             **sampling: As for `caption`.
         """
         turns = messages_of(_with_data_urls(messages), self.settings)
         return self._finish(self._submit(turns, sampling_options(sampling)))
 
+    def timed_captions(
+        self,
+        clip: str | os.PathLike[str] | bytes | Clip,
+        prompt: str | None = None,
+        *,
+        segment_s: float = 0.0,
+        **sampling: object,
+    ) -> list[Cue]:
+        """Describe a clip part by part; all parts run side by side.
+
+        Args:
+            clip: A file, encoded bytes or a `Clip`.
+            prompt: What to ask about each part; by default for a description.
+            segment_s: How long each part is, in seconds; 0: by the length of the clip.
+            **sampling: As for `caption`.
+
+        Returns:
+            What is said of which time; `server.subtitles` makes files of it.
+        """
+        part = _video_part(clip if isinstance(clip, Clip) else Clip(clip))
+        messages = [Message("user", [part, TextPart(DEFAULT_CLIP_PROMPT if prompt is None else prompt)])]
+        running = self._submit_all(messages, sampling_options(sampling), Segmenting(segment_s))
+        try:
+            while any(item.last is None for item in running):
+                self._step()
+        finally:
+            for item in running:
+                self._cancel(item)
+        times = running[0].prepared.segments
+        return [Cue(*pair, item.caption().text.strip()) for pair, item in zip(times, running, strict=True)]
+
     def stream(
-        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+        self, picture: Picture | Sequence[Picture], prompt: str | None = None, **sampling: object
     ) -> Iterator[str]:
         """Like `caption`, but gives the text piece by piece. Closing the iterator stops the work.
 
@@ -206,7 +259,7 @@ class Beholder:
         return self._pieces(self._submit(_question(picture, prompt), sampling_options(sampling)))
 
     def caption_all(
-        self, pictures: Iterable[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+        self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
     ) -> Iterator[Caption | BeholderError]:
         """Describe many pictures, as many at once as the engine runs, and give the answers in order as they are ready.
 
@@ -241,19 +294,36 @@ class Beholder:
     # ---- the stages --------------------------------------------------------------------------------------------------
 
     def _submit(self, messages: list[Message], options: GenerationOptions) -> _Running:
+        return self._submit_all(messages, options)[0]
+
+    def _submit_all(
+        self, messages: list[Message], options: GenerationOptions, segmenting: Segmenting | None = None
+    ) -> list[_Running]:
+        """One request, or one for each part of a clip."""
         started_s = time.monotonic()
         request_id = f"offline-{next(self._serial)}"
-        prepared = self._preparer.prepare(Job(request_id, messages, options, Lease(), started_s))
+        prepared = self._preparer.prepare(Job(request_id, messages, options, Lease(), started_s, segmenting=segmenting))
         if isinstance(prepared, Refused):
             family = ClientError if prepared.status < 500 else ServiceError
             raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
-        running = _Running(prepared, started_s)
+        submitted: list[_Running] = []
+        try:
+            for index, request in enumerate([prepared.request, *prepared.further]):
+                running = _Running(f"{request_id}.{index}", prepared, started_s)
+                self._admit(running, msgspec.structs.replace(request, request_id=running.request_id))
+                submitted.append(running)
+        except BeholderError:
+            for running in submitted:
+                self._cancel(running)
+            raise
+        return submitted
+
+    def _admit(self, running: _Running, request: EngineRequest) -> None:
         with self._lock:
-            admission = self._engine.submit(prepared.request, _pixels)
+            admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
-            self._running[request_id] = running
-        return running
+            self._running[running.request_id] = running
 
     def _step(self) -> None:
         """One engine step for all requests; what it made goes to those that it belongs to."""
@@ -326,12 +396,29 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
 # ---- what people give -----------------------------------------------------------------------------------------------
 
 
-def _question(picture: Picture | Sequence[Picture], prompt: str) -> list[Message]:
+def _question(picture: Picture | Sequence[Picture], prompt: str | None) -> list[Message]:
     pictures = picture if isinstance(picture, (list, tuple)) else [picture]
     if not pictures:
         raise ClientError("There is no picture; expected at least one.", code="image_missing", param="picture")
-    images = [ImagePart(data=_encoded(item)) for item in pictures]
-    return [Message("user", [*images, TextPart(prompt)])]
+    parts = [_media_part(item) for item in pictures]
+    if prompt is None:
+        prompt = DEFAULT_CLIP_PROMPT if any(isinstance(part, VideoPart) for part in parts) else DEFAULT_PROMPT
+    return [Message("user", [*parts, TextPart(prompt)])]
+
+
+def _media_part(item: object) -> ImagePart | VideoPart:
+    if isinstance(item, Clip):
+        return _video_part(item)
+    data = _encoded(item)
+    return VideoPart(data=data) if is_video(data[:64]) else ImagePart(data=data)
+
+
+def _video_part(clip: Clip) -> VideoPart:
+    if clip.fps < 0 or clip.max_frames < 0:
+        raise ClientError(
+            f"fps {clip.fps:g} and max_frames {clip.max_frames}: expected nothing below 0.", code="invalid_value"
+        )
+    return VideoPart(data=_encoded(clip.source), fps=clip.fps, max_frames=clip.max_frames)
 
 
 def _encoded(picture: object) -> bytes:
@@ -362,20 +449,22 @@ def _encoded(picture: object) -> bytes:
 
 
 def _with_data_urls(messages: Sequence[Mapping[str, object]]) -> list[Any]:
-    """The messages with every ``{"type": "image"}`` part as the `image_url` part that it stands for."""
+    """The messages with every ``{"type": "image"}`` or ``"video"`` part as the URL part that it stands for."""
     return [
-        {**message, "content": [_as_image_url(part) for part in content]}
+        {**message, "content": [_as_url(part) for part in content]}
         if isinstance(message, Mapping) and isinstance(content := message.get("content"), (list, tuple))
         else message
         for message in messages
     ]
 
 
-def _as_image_url(part: object) -> object:
-    if not isinstance(part, Mapping) or part.get("type") != "image" or set(part) - {"type", "image", "detail"}:
+_URL_FIELDS: Final = {"image": ("detail",), "video": ("fps", "max_frames")}
+
+
+def _as_url(part: object) -> object:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or kind not in _URL_FIELDS or set(part) - {"type", kind, *_URL_FIELDS[kind]}:
         return part
-    data = base64.b64encode(_encoded(part.get("image"))).decode()
-    image_url = {"url": f"data:application/octet-stream;base64,{data}"}
-    if "detail" in part:
-        image_url["detail"] = part["detail"]
-    return {"type": "image_url", "image_url": image_url}
+    data = base64.b64encode(_encoded(part.get(kind))).decode()
+    fields = {name: part[name] for name in _URL_FIELDS[kind] if name in part}
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:application/octet-stream;base64,{data}", **fields}}

@@ -21,7 +21,6 @@ def _load_neighbour(name: str) -> None:
 
 
 _load_neighbour("pictures")
-_load_neighbour("clips")
 
 from preprocess.config import PreprocessConfig  # noqa: E402
 from preprocess.prepare import Preparer  # noqa: E402

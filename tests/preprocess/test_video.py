@@ -81,6 +81,8 @@ def test_animations(format: str) -> None:
     assert [float(found.time_s(number)) for number in range(6)] == pytest.approx([0, 0.1, 0.3, 0.6, 1.0, 1.5])
     assert found.duration_s == Fraction(21, 10)
     assert_right(data, [0, 3, 5])
+    kept = [image for _, image in open_clip(data, LIMITS).frames(range(6))]
+    assert [number_of(image) for image in kept] == list(range(6))  # a frame stays what it was when the next one comes
 
 
 def test_an_animation_in_no_hurry_runs_as_in_a_browser() -> None:

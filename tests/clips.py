@@ -46,6 +46,7 @@ def clip(
     size: tuple[int, int] = SIZE,
     key_every: int = 12,
     times_ms: Sequence[int] = (),
+    numbers: Sequence[int] = (),
     rotation: int = 0,
     muxer: dict[str, str] | None = None,
     encoder: dict[str, str] | None = None,
@@ -61,12 +62,14 @@ def clip(
         size: Width and height.
         key_every: Frames from one key frame to the next.
         times_ms: When each frame starts, instead of a steady rate.
+        numbers: What the frames show, instead of their numbers.
         rotation: Degrees by which a player must turn it, counterclockwise, to show the frames upright.
         muxer: Options of the container.
         encoder: Options of the encoder.
         sound: Whether silence goes with it.
     """
     buffer = io.BytesIO()
+    shown = numbers or range(num_frames)
     turned = numbered(0, size).rotate(-rotation, expand=True).size
     with av.open(buffer, "w", format=MUXERS[kind], options=muxer or {}) as container:
         stream: Any = container.add_stream(codec or CODECS[kind], rate=rate, options=encoder or {})
@@ -82,7 +85,7 @@ def clip(
             stream.codec_context.time_base = Fraction(1, 1000)
         audio: Any = container.add_stream("aac" if kind != "webm" else "libopus", rate=48000) if sound else None
         for number in range(num_frames):
-            frame = av.VideoFrame.from_image(numbered(number, size).rotate(-rotation, expand=True))
+            frame = av.VideoFrame.from_image(numbered(shown[number], size).rotate(-rotation, expand=True))
             frame.pts = times_ms[number] if times_ms else number
             frame.time_base = Fraction(1, 1000) if times_ms else Fraction(1) / rate
             container.mux(stream.encode(frame))
