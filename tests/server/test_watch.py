@@ -94,7 +94,8 @@ def test_every_sighting_is_of_its_frame(beholder: Beholder, tmp_path: Path) -> N
     by_time = {round(frame.at_s, 3): frame.image for frame in frames}
     assert tally.described == len(sightings) >= 2  # type: ignore[attr-defined]
     for sighting in sightings:
-        assert sighting.text == beholder.caption(by_time[sighting.at_s], "Describe the picture.", **GREEDY).text
+        alone = beholder.caption(by_time[sighting.at_s], "Describe the picture.", **GREEDY)
+        assert sighting.text == alone.text.strip()
         assert sighting.frame_age_ms > 0
         assert sighting.total_ms > 0
     assert tally.described + tally.dropped == 10  # type: ignore[attr-defined]
