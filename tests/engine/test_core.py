@@ -241,6 +241,11 @@ def test_spans_outside_the_prompt_are_refused() -> None:
     assert Driver().refuse(wanted).code == "invalid_media_spans"
 
 
+def test_half_a_token_id_is_refused() -> None:
+    wanted = EngineRequest("r", b"\0" * 12, [], SamplingParams(max_tokens=1), TextOptions(), 0.0)
+    assert Driver().refuse(wanted).code == "invalid_prompt"
+
+
 def test_an_id_that_is_being_served_is_refused() -> None:
     driver = Driver()
     driver.submit(request("r", PROMPT))
