@@ -5,6 +5,7 @@ The server hears of admission and statistics; tokens go to the detokenizer.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from preprocess.wire import (
     Pixels,
     Reset,
     ResetDone,
-    Stop,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from engine.core import Engine
 
-STATS_EVERY_S = 0.25
+STATS_EVERY_MS = 250
 IDLE_WAIT_MS = 1_000
 
 
@@ -51,7 +51,11 @@ def main() -> None:
         runner.warm_up()
     except BeholderError as error:
         child.fail(error.message)
+    except Exception as error:
+        child.fail_unforeseen(error)
     loop = EngineLoop(Engine(config, runner), child, inbox)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
     child.ready(
         load_s=round(time.monotonic() - started, 2),
         kv_tokens=runner.num_slots - 1,
@@ -59,6 +63,7 @@ def main() -> None:
         pid=os.getpid(),
     )
     while True:
+        child.beat()
         loop.turn()
 
 
@@ -73,12 +78,15 @@ class EngineLoop:
         self._decoder: msgspec.msgpack.Decoder[EngineInput] = msgspec.msgpack.Decoder(EngineInput)
         self._encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
         self._arena = Arena.attach(child.boot.arena_fd, child.boot.arena_size)
+        self._generation = child.boot.generation
+        self._was_reset = False
         self._stats_at = 0.0
         self._stats: EngineStats | None = None
+        self._stats_due = False
 
     def turn(self) -> None:
-        """Wait only when there is nothing to do."""
-        wait_ms = 0 if self._engine.has_work else IDLE_WAIT_MS
+        """Wait only when there is nothing to do; not long while there is something to tell."""
+        wait_ms = 0 if self._engine.has_work else STATS_EVERY_MS if self._stats_due else IDLE_WAIT_MS
         if self._inbox.poll(wait_ms):
             while True:
                 try:
@@ -94,16 +102,20 @@ class EngineLoop:
         self._send_stats()
 
     def _take(self, message: EngineInput) -> None:
-        if isinstance(message, EngineRequest):
+        if isinstance(message, Reset):
+            if message.generation == self._generation:
+                self._reset(message)
+        elif not self._was_reset:
+            return  # meant for the process that was here before; the server has answered for it
+        elif isinstance(message, EngineRequest):
             self._to_server.send(self._encode(self._engine.submit(message, self._pixels)))
         elif isinstance(message, Abort):
             self._engine.abort(message.request_id)
-        elif isinstance(message, Stop):
-            self._engine.stop(message.request_id, message.num_tokens)
         else:
-            self._reset(message)
+            self._engine.stop(message.request_id, message.num_tokens)
 
     def _reset(self, reset: Reset) -> None:
+        self._was_reset = True
         self._engine.reset()
         done = self._encode(ResetDone(reset.epoch))
         self._to_server.send(done)
@@ -121,7 +133,8 @@ class EngineLoop:
 
     def _send_stats(self) -> None:
         now = time.monotonic()
-        if now - self._stats_at < STATS_EVERY_S:
+        self._stats_due = now - self._stats_at < STATS_EVERY_MS / 1e3
+        if self._stats_due:
             return
         stats = self._engine.stats()
         if stats != self._stats:

@@ -81,6 +81,8 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    strip_leading_space: bool = False
+    """Templates such as SmolVLM's end in a colon, so that answers begin with a space; captions are given without it."""
     logprobs: int | None = None
     """None: none; k >= 0: log probability of each sampled token and of the k most likely ones."""
 
@@ -99,7 +101,11 @@ class Segmenting(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server."""
+    """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server.
+
+    `request_id` names this attempt; `generation` the worker process that it is for. A later process in its place drops
+    it: its lease is somebody else's by then.
+    """
 
     request_id: str
     messages: list[Message]
@@ -109,17 +115,19 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     session_id: str = ""
     priority: int = 0
     segmenting: Segmenting | None = None
+    generation: int = 0
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
     """Ask how much a camera's frame differs from an earlier one, without preparing anything for the engine.
 
-    `reference`: the `Looked.thumbnail` to compare with; empty compares with nothing.
+    `reference`: the `Looked.thumbnail` to compare with; empty compares with nothing. `generation`: as of a `Job`.
     """
 
     request_id: str
     data: bytes
     reference: bytes = b""
+    generation: int = 0
 
 
 WorkerInput = Job | Look
@@ -207,6 +215,7 @@ class TextOptions(msgspec.Struct, frozen=True):
     stop: list[str] = msgspec.field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    strip_leading_space: bool = False
     min_tokens: int = 0
     """A stop string that ends before this many output tokens is ordinary text."""
 
@@ -285,9 +294,14 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """A new server process: forget every request of earlier ones. `epoch` comes back in `ResetDone`."""
+    """Forget every request from before. `epoch` comes back in `ResetDone`.
+
+    `generation`: the engine process that it is for. A fresh engine serves nobody before its own reset, since what was
+    sent to the process before it may still arrive, and with pixels that are somebody else's by then.
+    """
 
     epoch: str
+    generation: int = 0
 
 
 EngineInput = EngineRequest | Abort | Stop | Reset

@@ -64,8 +64,11 @@ Send = Callable[[str, bytes], None]
 class _Child:
     state: ChildState
     deaths: int = 0
-    job: str | None = None
-    """Request id of the job that this worker holds."""
+    job: str = ""
+    """Id of the job that this worker holds. Only the answer to this one counts: an answer to an earlier attempt at the
+    same call tells of pixels in a lease that has ended."""
+    call: _Call | None = None
+    """Whose job that is."""
 
     @property
     def up(self) -> bool:
@@ -359,13 +362,16 @@ class Dispatcher:
             worker = self._worker(index)
             if not self._waiting:
                 return
-            if not worker.up or worker.job is not None:
+            if not worker.up or worker.call is not None:
                 continue
             call = self._waiting[0]
             self._leave_queue(call)
             call.worker = index
-            worker.job = call.request_id
-            self._send(f"worker-{index}", self._with_lease(call))
+            worker.call, worker.job = call, f"{call.request_id}/{call.deaths}"
+            job = msgspec.structs.replace(
+                self._with_lease(call), request_id=worker.job, generation=worker.state.generation
+            )
+            self._send(f"worker-{index}", job)
 
     def _with_lease(self, call: _Call) -> Job | Look:
         """The call's job with room for its pixels; a look needs none."""
@@ -383,19 +389,23 @@ class Dispatcher:
         self._waiting.remove(call)
         self._waiting_bytes -= call.waiting_bytes
 
-    def _worker_done(self, request_id: str) -> _Call | None:
+    def _worker_done(self, job_id: str) -> _Call | None:
         """Free the worker that answered; None when nobody wants the answer any more."""
-        for index in self._workers:
-            if self._worker(index).job == request_id:
-                self._worker(index).job = None
-        call = self._calls.get(request_id)
-        if call is not None:
-            call.worker = None
-            if call.cancelled:
-                self._forget(call)
-                call = None
+        worker = next((self._worker(i) for i in self._workers if self._worker(i).job == job_id), None)
+        call = worker.call if worker is not None else None
+        if worker is None or call is None:
+            return None
+        worker.call, worker.job = None, ""
+        call.worker = None
+        if isinstance(call.job, Job):  # the encoded pictures have done their duty
+            call.job = msgspec.structs.replace(call.job, messages=[])
+        else:
+            call.job = msgspec.structs.replace(call.job, data=b"")
         self._pump()
-        return call
+        if call.cancelled:
+            self._forget(call)
+            return None
+        return call if call.request_id in self._calls else None
 
     def _on_prepared(self, prepared: Prepared) -> None:
         call = self._worker_done(prepared.request_id)
@@ -416,9 +426,8 @@ class Dispatcher:
     def _on_worker_death(self, index: int, reason: str) -> None:
         """Once is bad luck, unless the deadline ended it: another worker tries. Twice is its media's doing."""
         worker = self._worker(index)
-        call = self._calls.get(worker.job) if worker.job is not None else None
-        worker.job = None
-        if call is None:
+        call, worker.call, worker.job = worker.call, None, ""
+        if call is None or call.request_id not in self._calls:
             return
         call.worker = None
         call.deaths += 1
@@ -480,6 +489,7 @@ class Dispatcher:
             if found is None:
                 continue
             call, choice = found
+            self._on_admission(delta.request_id, None)  # the engine's own word may take longer on its way
             if call.generation is not None and not call.cancelled:
                 call.generation.put((choice, delta))
             if delta.finish_reason is not None:
@@ -556,6 +566,10 @@ class Dispatcher:
                 self._on_worker_death(state.index, state.reason)
             else:
                 self._reset_sent = self._engine_reset = self._detokenizer_reset = False
+                if state.role == "engine" and self.stats is not None:  # its gauges tell of what is gone
+                    self.stats = msgspec.structs.replace(
+                        self.stats, num_running=0, num_waiting=0, kv_slots_used=0, vision_cache_bytes=0
+                    )
                 self._fail_engine_calls(
                     ServiceError(
                         f"the {state.role} stopped ({state.reason}) and is being restarted; send the request again",
@@ -566,7 +580,7 @@ class Dispatcher:
                 )
         if self._children["engine", 0].up and self._children["detokenizer", 0].up and not self._reset_sent:
             self._reset_sent = True
-            self._send("engine", Reset(self.epoch))
+            self._send("engine", Reset(self.epoch, self._children["engine", 0].state.generation))
         self._pump()
 
     def _on_engine_reset(self, done: ResetDone) -> None:
@@ -610,6 +624,12 @@ def error_of(refusal: Refused | Rejected) -> BeholderError:
 def _killed_worker(job: Job | Look, reason: str) -> ClientError:
     """Refuses what a worker died of."""
     parts = [part for message in job.messages for part in message.content] if isinstance(job, Job) else []
+    if isinstance(job, Job) and all(isinstance(part, TextPart) for part in parts):
+        return ClientError(
+            "the text of this request could not be prepared in the time allowed; send a shorter one",
+            status=422,
+            code="text_undecodable",
+        )
     is_clip = any(isinstance(part, VideoPart) for part in parts)
     what, kind = ("a clip", "video") if is_clip else ("a picture", "image")
     if reason == DEADLINE_REASON:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from preprocess.errors import ClientError
+from preprocess.options import bounded
 from preprocess.video_formats import is_video
 from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Segmenting, TextPart, VideoPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
@@ -29,7 +30,7 @@ from server.request_models import (
     ImageContent,
     TextContent,
 )
-from server.sampling_rules import bounded, generation_options, logit_bias
+from server.sampling_rules import generation_options
 from server.settings import Settings
 
 DEFAULT_PROMPT: Final = "Describe the picture."
@@ -75,14 +76,10 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
         if value is not None and not _is_one_of(value, harmless):
             hint = f" except as {_shown(harmless[0])}" if harmless else ""
             raise unsupported(name, f"`{name}` is not supported{hint}: leave it out.")
-    options = generation_options(request)
-    if request.logprobs:
-        bounded("top_logprobs", request.top_logprobs, 0, 20)
-        options = msgspec.structs.replace(options, logprobs=request.top_logprobs or 0)
-    elif request.top_logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true.")
-    if request.logit_bias:
-        options = msgspec.structs.replace(options, logit_bias=logit_bias(request.logit_bias))
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    options = generation_options(request, logprobs=logprobs, logit_bias=request.logit_bias)
     bounded("n", request.n, 1, MAX_CHOICES)
     stream_options = request.stream_options
     if stream_options is not None and not request.stream:
@@ -254,7 +251,7 @@ def caption_call(
     prompt = (DEFAULT_CLIP_PROMPT if num_clips else DEFAULT_PROMPT) if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*media, TextPart(prompt)])],
-        options=generation_options(fields),
+        options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),
         stream=bool(fields.stream),
         format=fields.format or "json",
         segmenting=Segmenting(fields.segment_s or 0.0) if fields.format in TIMED_FORMATS else None,

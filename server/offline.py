@@ -205,7 +205,7 @@ class Beholder:
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt), sampling_options(sampling)))
+        return self._finish(self._submit(_question(picture, prompt), _caption_options(sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -239,7 +239,7 @@ class Beholder:
         """
         part = _video_part(clip if isinstance(clip, Clip) else Clip(clip))
         messages = [Message("user", [part, TextPart(DEFAULT_CLIP_PROMPT if prompt is None else prompt)])]
-        running = self._submit_all(messages, sampling_options(sampling), Segmenting(segment_s))
+        running = self._submit_all(messages, _caption_options(sampling), Segmenting(segment_s))
         try:
             while any(item.last is None for item in running):
                 self._step()
@@ -256,7 +256,7 @@ class Beholder:
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt), sampling_options(sampling)))
+        return self._pieces(self._submit(_question(picture, prompt), _caption_options(sampling)))
 
     def caption_all(
         self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
@@ -265,7 +265,7 @@ class Beholder:
 
         One picture that cannot be served does not stop the others: its place holds the error.
         """
-        options = sampling_options(sampling)
+        options = _caption_options(sampling)
         waiting = iter(pictures)
         running: deque[_Running | BeholderError] = deque()
         exhausted = False
@@ -394,6 +394,10 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
 
 
 # ---- what people give -----------------------------------------------------------------------------------------------
+
+
+def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
+    return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
 def _question(picture: Picture | Sequence[Picture], prompt: str | None) -> list[Message]:

@@ -138,7 +138,7 @@ class ScriptedService:
         segmenting: Segmenting | None = None,
     ) -> ScriptedGeneration:
         asked = {"n": n, "session_id": session_id, "priority": priority}
-        self.submitted.append((messages, options, asked | ({"segmenting": segmenting} if segmenting else {})))
+        self.submitted.append((list(messages), options, asked | ({"segmenting": segmenting} if segmenting else {})))
         try:
             await asyncio.sleep(self.submit_delay_s)
         except asyncio.CancelledError:

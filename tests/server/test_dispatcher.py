@@ -374,6 +374,88 @@ def test_messages_of_an_earlier_server_process_are_ignored() -> None:
     run(story)
 
 
+def test_an_answer_to_an_earlier_attempt_at_a_job_is_not_taken_for_the_present_one() -> None:
+    """A worker may answer and die; its death may be heard first. Its pixels lie in a lease that has ended."""
+
+    async def story(scripted: Scripted) -> None:
+        task = submit(scripted)
+        await settle()
+        scripted.tell(ChildState("preprocess", 0, up=False, reason="signal SIGKILL"))
+        first, second = scripted.jobs()
+        scripted.prepare(first)
+        await settle()
+        assert not scripted.requests()
+        scripted.prepare(second)
+        await settle()
+        scripted.admit_all()
+        await task
+        scripted.tell(done(scripted.requests()[0].request_id))
+
+    run(story)
+
+
+def test_jobs_and_resets_name_the_process_that_they_are_for() -> None:
+    """What was sent to a process that died may reach the next one in its place, which must know."""
+
+    async def story(scripted: Scripted) -> None:
+        scripted.tell(ChildState("preprocess", 0, up=False), ChildState("preprocess", 0, up=True, generation=3))
+        task = submit(scripted)
+        await settle()
+        (job,) = scripted.jobs()
+        assert job.generation == 3
+        scripted.tell(ChildState("engine", 0, up=False), ChildState("engine", 0, up=True, generation=5))
+        reset = scripted.sent[-1][1]
+        assert isinstance(reset, Reset)
+        assert reset.generation == 5
+        scripted.answer_reset()
+        scripted.tell(Refused(job.request_id, "no", 400, "bad"))
+        with pytest.raises(ClientError):
+            await task
+
+    run(story)
+
+
+def test_encoded_pictures_are_let_go_once_they_are_prepared() -> None:
+    async def story(scripted: Scripted) -> None:
+        await started(scripted)
+        kept = [call.job.messages for call in scripted.dispatcher._calls.values()]
+        assert kept == [[]]
+        scripted.tell(done(scripted.requests()[0].request_id))
+
+    run(story)
+
+
+def test_a_text_that_kills_its_worker_is_not_called_a_picture() -> None:
+    async def story(scripted: Scripted) -> None:
+        task = asyncio.ensure_future(
+            scripted.dispatcher.submit([Message("user", [TextPart("x")])], GenerationOptions())
+        )
+        await settle()
+        scripted.tell(ChildState("preprocess", 0, up=False, reason="signal SIGALRM"))
+        with pytest.raises(ClientError, match="the text of this request") as caught:
+            await task
+        assert caught.value.status == 422
+
+    run(story)
+
+
+def test_an_answer_that_overtakes_its_admission_admits_the_request() -> None:
+    """They come on different sockets: a short answer may be whole before the engine's `Admitted` is read."""
+
+    async def story(scripted: Scripted) -> None:
+        task = submit(scripted, n=2)
+        await settle()
+        scripted.prepare(scripted.jobs()[0])
+        await settle()
+        first, second = scripted.requests()
+        scripted.tell(done(first.request_id, "a"), done(second.request_id, "b"))
+        scripted.tell(Admitted(first.request_id), Admitted(second.request_id))
+        generation = await asyncio.wait_for(task, 1)
+        assert [(index, delta.text) async for index, delta in generation] == [(0, "a"), (1, "b")]
+
+    run(story)
+
+
 def test_a_look_goes_to_a_worker_and_nowhere_else() -> None:
     async def story(scripted: Scripted) -> None:
         asked = asyncio.ensure_future(scripted.dispatcher.look(b"frame", b"before"))
