@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preprocess.errors import BeholderError, ClientError
 from server.faults import error_response, internal_error
 from server.metrics import Metrics
-from server.routes import captions, chat, operations, stream
+from server.routes import captions, chat, operations, realtime, stream
 from server.routes.connection import ClientGone
 from server.routes.context import Context
 from server.security import Security
@@ -57,6 +57,7 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     tickets = Tickets()
     app.state.streams = Hub(context)
     app.include_router(stream.router(app.state.streams, tickets))
+    app.include_router(realtime.router(app.state.streams))
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, BeholderError)

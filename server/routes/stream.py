@@ -12,6 +12,7 @@ from preprocess.errors import ClientError
 from server.faults import error_response
 from server.stream.connection import PROTOCOL, Connection
 from server.stream.hub import Hub
+from server.stream.session import Session
 from server.stream.tickets import LIFETIME_S, Tickets
 
 
@@ -36,7 +37,7 @@ def router(hub: Hub, tickets: Tickets) -> APIRouter:
             await websocket.send_denial_response(error_response(refusal))
             return
         await websocket.accept(subprotocol=PROTOCOL)
-        await Connection(websocket, hub).run()
+        await Connection(websocket, hub, Session).run()
 
     async def create_ticket(request: Request) -> Response:
         headers = {"cache-control": "no-store"}

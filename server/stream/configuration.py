@@ -193,12 +193,7 @@ def check_ask(ask: Ask, settings: SessionSettings, limits: SessionLimits) -> Gen
             _text(f"response.{name}")(text)
     if ask.model is not None and ask.model != settings.model:
         raise invalid("response.model", f"`response.model` is not the session's ({settings.model}): leave it out.")
-    for key, value in (ask.metadata or {}).items():
-        if len(ask.metadata or {}) > 16 or len(key) > 64 or len(value) > 512:
-            raise invalid(
-                "response.metadata",
-                "`response.metadata` is too large; expected at most 16 keys of 64 and values of 512 characters.",
-            )
+    check_metadata(ask.metadata)
     sampling = options(settings, "response", ask)
     if sampling.max_tokens is not None and sampling.max_tokens > limits.max_response_tokens:
         raise invalid(
@@ -206,6 +201,20 @@ def check_ask(ask: Ask, settings: SessionSettings, limits: SessionLimits) -> Gen
             f"`response.max_tokens` is {sampling.max_tokens}; expected at most {limits.max_response_tokens}.",
         )
     return sampling
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Bounds of what is only echoed, as OpenAI has them.
+
+    Raises:
+        ClientError: It is too large.
+    """
+    given = metadata or {}
+    if len(given) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in given.items()):
+        raise invalid(
+            "response.metadata",
+            "`response.metadata` is too large; expected at most 16 keys of 64 and values of 512 characters.",
+        )
 
 
 # ---- single fields --------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from preprocess.errors import BeholderError, ServiceError
-from server.stream.events import ErrorEvent, ErrorInfo, SessionResume
+from server.stream.events import SessionResume
 from server.stream.hub import Hub
 from server.stream.incoming import decode_event
+from server.stream.lifetime import Lifetime
 from server.stream.live import Live
 from server.stream.outbox import encode
 from server.stream.websocket import EXTENSION, WebSocketProtocol
@@ -34,9 +35,10 @@ LEAVING: Final = (1000, 1001)
 class Connection:
     """An accepted connection."""
 
-    def __init__(self, websocket: WebSocket, hub: Hub) -> None:
+    def __init__(self, websocket: WebSocket, hub: Hub, kind: type[Lifetime]) -> None:
         self._websocket = websocket
         self._hub = hub
+        self._kind = kind
         self._live: Live | None = None
         self._direct: deque[bytes] = deque()
         """Events that belong to the connection; they go before the session's."""
@@ -84,7 +86,7 @@ class Connection:
     def dismiss(self, code: CloseCode, reason: str, error: BeholderError | None = None) -> None:
         """Close this connection without ending its session."""
         if error is not None:
-            self._direct.append(encode(ErrorEvent(error=ErrorInfo.of(error, fatal=True))))
+            self._direct.append(encode(self._kind.fatal(error)))
         self._close = self._close or Close(code, reason)
         self.wake()
 
@@ -103,25 +105,31 @@ class Connection:
     async def _first(self) -> str | bytes | None:
         """Find the session of this connection: a new one, or the one that the first message resumes."""
         if not self._hub.is_full:
-            self._take(self._hub.begin())
+            self._take(self._hub.begin(self._kind))
             message = await self._next()
         else:
             message = None
+            if not self._kind.resumable:
+                self._dismiss_surplus()
+                return await self._next()
             with contextlib.suppress(TimeoutError):
                 message = await asyncio.wait_for(self._next(), RESUME_WAIT_S)
-        event = _resume_event(message)
+        event = _resume_event(message) if self._kind.resumable else None
         if event is not None:
             self._resume(event)
             return await self._next()
         if self._live is None:
-            limit = self._hub.context.settings.stream_max_sessions
-            error = ServiceError(
-                f"{limit} live sessions are open, the most that this server allows (--stream-max-sessions).",
-                code="too_many_sessions",
-                retry_after_s=10.0,
-            )
-            self.dismiss(CloseCode.OVERLOAD, "too many sessions", error)
+            self._dismiss_surplus()
         return message
+
+    def _dismiss_surplus(self) -> None:
+        limit = self._hub.context.settings.stream_max_sessions
+        error = ServiceError(
+            f"{limit} live sessions are open, the most that this server allows (--stream-max-sessions).",
+            code="too_many_sessions",
+            retry_after_s=10.0,
+        )
+        self.dismiss(CloseCode.OVERLOAD, "too many sessions", error)
 
     def _resume(self, event: SessionResume) -> None:
         fresh, self._live = self._live, None

@@ -5,7 +5,7 @@ Client events refuse fields that they do not have. Server events get their `seq`
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,7 +16,10 @@ from server.request_models import Sampling
 
 TriggerMode = Literal["manual", "interval", "continuous", "on_change"]
 Status = Literal["completed", "cancelled", "failed", "incomplete"]
-E = TypeVar("E", bound="ServerEvent")
+EVENT_BYTES: Final = 256
+"""What an event is reckoned at besides its text."""
+MAX_DELTA_CHARS: Final = 16_384
+"""Text is not joined beyond that."""
 
 
 # ---- what clients send ----------------------------------------------------------------------------------------------
@@ -202,10 +205,35 @@ SESSION_SAMPLING: Final = (
 # ---- what the server says -------------------------------------------------------------------------------------------
 
 
-class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What an outbox asks of the events in it."""
+
+    def numbered(self, seq: int) -> object:
+        """What goes out as the session's `seq`-th event."""
+        raise NotImplementedError
+
+    def joined_with(self, later: OutboundEvent) -> Self | None:
+        """One event that says what both say, where that is possible."""
+        return None
+
+    def replaces(self, earlier: OutboundEvent) -> bool:
+        """Whether an earlier event need not go out any more."""
+        return False
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes while it waits."""
+        return EVENT_BYTES
+
+
+class ServerEvent(OutboundEvent, frozen=True, kw_only=True):
     """Base of all server events. `seq` counts the session's events from 1; 0 in those that belong to the connection."""
 
     seq: int = 0
+
+    def numbered(self, seq: int) -> Self:
+        """With its `seq`."""
+        return msgspec.structs.replace(self, seq=seq)
 
 
 class SessionLimits(msgspec.Struct, frozen=True):
@@ -296,6 +324,22 @@ class TextDelta(ServerEvent, frozen=True, kw_only=True, tag="response.output_tex
     delta: str
     token_ids: list[int] | None = None
 
+    def joined_with(self, later: OutboundEvent) -> Self | None:
+        """Text of the same response is one text."""
+        if (
+            not isinstance(later, TextDelta)
+            or later.response_id != self.response_id
+            or len(self.delta) >= MAX_DELTA_CHARS
+        ):
+            return None
+        ids = None if self.token_ids is None else self.token_ids + (later.token_ids or [])
+        return msgspec.structs.replace(self, delta=self.delta + later.delta, token_ids=ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """With its text."""
+        return EVENT_BYTES + len(self.delta) + 8 * len(self.token_ids or ())
+
 
 class StreamUsage(msgspec.Struct, frozen=True):
     """Token counts. `cached_tokens` of the `input_tokens` were not computed again."""
@@ -351,6 +395,11 @@ class ResponseDone(ServerEvent, frozen=True, kw_only=True, tag="response.done"):
     metadata: dict[str, str] | None = None
     error: ErrorInfo | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """With its text."""
+        return EVENT_BYTES + len(self.text)
+
 
 class FramesStats(ServerEvent, frozen=True, kw_only=True, tag="frames.stats"):
     """Totals of the session; at most one a second, and only when they changed. `change`: of the last frame compared."""
@@ -362,6 +411,10 @@ class FramesStats(ServerEvent, frozen=True, kw_only=True, tag="frames.stats"):
     change: float | None
     frame_age_p50_ms: float | None
     rtt_ms: float | None
+
+    def replaces(self, earlier: OutboundEvent) -> bool:
+        """Newer totals make older ones pointless."""
+        return isinstance(earlier, FramesStats)
 
 
 class FeedbackCreated(ServerEvent, frozen=True, kw_only=True, tag="feedback.created"):

@@ -17,6 +17,7 @@ from preprocess.errors import ClientError
 from server.routes.context import Context
 from server.stream.configuration import limits_of
 from server.stream.events import ServerEvent, SessionResume, SessionResumed, SessionResyncRequired
+from server.stream.lifetime import Lifetime
 from server.stream.live import Live
 from server.stream.mailbox import DROP_REASONS
 from server.stream.session import Session
@@ -62,11 +63,10 @@ class Hub(Collector):
         """Whether one more session would be too many."""
         return len(self.sessions) >= self.context.settings.stream_max_sessions
 
-    def begin(self) -> Live:
-        """A new session."""
-        session_id = secrets.token_hex(8)
-        session = Session(
-            f"sess-{session_id}",
+    def begin(self, kind: type[Lifetime]) -> Live:
+        """A new session of a kind."""
+        session = kind(
+            f"sess-{secrets.token_hex(8)}",
             secrets.token_urlsafe(24),
             self.context.settings.model_names,
             self.limits,
@@ -84,8 +84,10 @@ class Hub(Collector):
             ClientError: There is no such session, or the token is not its.
         """
         live = self.sessions.get(event.session_id)
-        token = live.session.resume_token if live is not None else secrets.token_urlsafe(24)
-        if not hmac.compare_digest(token.encode(), event.resume_token.encode("utf-8", "replace")) or live is None:
+        session = live.session if live is not None else None
+        token = session.resume_token if session is not None else secrets.token_urlsafe(24)
+        right = hmac.compare_digest(token.encode(), event.resume_token.encode("utf-8", "replace"))
+        if not right or live is None or not isinstance(session, Session):
             raise ClientError(
                 f"There is no session {event.session_id[:80]!r} to resume with that token: a session is kept "
                 f"{self.limits.resume_s:g} s after its connection was lost. Begin another one.",
@@ -93,7 +95,6 @@ class Hub(Collector):
                 code="session_not_found",
                 param="session_id",
             )
-        session = live.session
         try:
             first = session.outbox.rewind(event.last_seq)
         except ValueError:

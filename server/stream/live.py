@@ -16,7 +16,7 @@ from preprocess.errors import BeholderError
 from server.faults import internal_error
 from server.routes.answering import Answer, Arrival, Choice
 from server.routes.context import Context
-from server.stream.session import Session
+from server.stream.lifetime import Lifetime
 from server.stream.work import Action, Cancel, Close, CloseCode, LookAt, Start, State
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Live:
         on_end: Called once, when the session is closed.
     """
 
-    def __init__(self, session: Session, context: Context, on_end: Callable[[Live], None]) -> None:
+    def __init__(self, session: Lifetime, context: Context, on_end: Callable[[Live], None]) -> None:
         self.session = session
         self.connection: Connection | None = None
         self.close: Close | None = None

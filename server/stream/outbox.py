@@ -16,12 +16,9 @@ from typing import Final
 
 import msgspec
 
-from server.stream.events import FramesStats, ResponseDone, ServerEvent, TextDelta
+from server.stream.events import OutboundEvent
 
-EVENT_BYTES: Final = 256
-"""What an event is reckoned at besides its text."""
 KEPT_EVENTS: Final = 4096
-MAX_DELTA_CHARS: Final = 16_384
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -39,7 +36,7 @@ class Outbox:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._max_kept_bytes = max_kept_bytes
-        self._pending: deque[ServerEvent] = deque()
+        self._pending: deque[OutboundEvent] = deque()
         self._again: deque[bytes] = deque()
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
@@ -52,25 +49,18 @@ class Outbox:
         """Whether more waits than a reader may leave unread."""
         return self.num_bytes > self._max_bytes
 
-    def put(self, event: ServerEvent) -> None:
+    def put(self, event: OutboundEvent) -> None:
         """Line an event up."""
-        last = self._pending[-1] if self._pending else None
-        if (
-            isinstance(event, TextDelta)
-            and isinstance(last, TextDelta)
-            and event.response_id == last.response_id
-            and len(last.delta) < MAX_DELTA_CHARS
-        ):
-            self.num_bytes -= _size(last)
-            ids = None if last.token_ids is None else last.token_ids + (event.token_ids or [])
-            event = msgspec.structs.replace(last, delta=last.delta + event.delta, token_ids=ids)
-            self._pending.pop()
-        elif isinstance(event, FramesStats):
-            for older in [pending for pending in self._pending if isinstance(pending, FramesStats)]:
+        joined = self._pending[-1].joined_with(event) if self._pending else None
+        if joined is not None:
+            self.num_bytes -= self._pending.pop().num_bytes
+            event = joined
+        else:
+            for older in [pending for pending in self._pending if event.replaces(pending)]:
                 self._pending.remove(older)
-                self.num_bytes -= _size(older)
+                self.num_bytes -= older.num_bytes
         self._pending.append(event)
-        self.num_bytes += _size(event)
+        self.num_bytes += event.num_bytes
 
     def take(self) -> bytes | None:
         """The next event as JSON, or None."""
@@ -79,9 +69,9 @@ class Outbox:
         if not self._pending:
             return None
         event = self._pending.popleft()
-        self.num_bytes -= _size(event)
+        self.num_bytes -= event.num_bytes
         self.last_seq += 1
-        data = _encoder.encode(msgspec.structs.replace(event, seq=self.last_seq))
+        data = _encoder.encode(event.numbered(self.last_seq))
         self._kept.append((self.last_seq, data))
         self._kept_bytes += len(data)
         while self._kept_bytes > self._max_kept_bytes or len(self._kept) > KEPT_EVENTS:
@@ -93,7 +83,7 @@ class Outbox:
         """Only the last event, when it tells of the end: for a reader that would take too long to read the others."""
         self._again.clear()
         while len(self._pending) > 1:
-            self.num_bytes -= _size(self._pending.popleft())
+            self.num_bytes -= self._pending.popleft().num_bytes
         return self.take()
 
     def rewind(self, last_seq: int) -> int | None:
@@ -112,12 +102,6 @@ class Outbox:
         return None if last_seq + 1 >= first else first
 
 
-def encode(event: ServerEvent) -> bytes:
+def encode(event: OutboundEvent) -> bytes:
     """An event that belongs to a connection and not to a session's sequence."""
     return _encoder.encode(event)
-
-
-def _size(event: ServerEvent) -> int:
-    if isinstance(event, TextDelta):
-        return EVENT_BYTES + len(event.delta) + 8 * len(event.token_ids or ())
-    return EVENT_BYTES + len(event.text) if isinstance(event, ResponseDone) else EVENT_BYTES

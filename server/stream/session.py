@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -46,12 +46,12 @@ from server.stream.events import (
 )
 from server.stream.gallery import Gallery
 from server.stream.incoming import decode_event, event_id_of
-from server.stream.mailbox import DropReason, Frame, Mailbox
+from server.stream.lifetime import Lifetime, Tally
+from server.stream.mailbox import DropReason, Frame
 from server.stream.media import Media, parse
-from server.stream.outbox import Outbox
-from server.stream.pace import Bucket, CaptureClock, Recent
+from server.stream.pace import CaptureClock
 from server.stream.response import Response
-from server.stream.work import Action, Cancel, Close, CloseCode, LookAt, Start, State
+from server.stream.work import Cancel, CloseCode, LookAt, Start, State
 
 STATS_EVERY_S: Final = 1.0
 GOING_AWAY_S: Final = 60.0
@@ -60,19 +60,6 @@ HOLD_S: Final = 1.0
 REMEMBERED_RESPONSES: Final = 256
 MAX_EVENT_BYTES: Final = 262_144
 MEDIA_CODES: Final = ("image_", "invalid_data_url")
-
-
-class Tally(Protocol):
-    """Counts over all sessions."""
-
-    def first_token(self, frame_age_ms: float) -> None:
-        """A response said its first word about a frame of that age."""
-
-    def done(self, status: Status) -> None:
-        """A response ended."""
-
-    def feedback(self, rating: str) -> None:
-        """A person judged a response."""
 
 
 @dataclass
@@ -90,7 +77,7 @@ class _Asked:
     received_s: float
 
 
-class Session:
+class Session(Lifetime):
     """The rules of one session.
 
     Args:
@@ -111,24 +98,8 @@ class Session:
         now_s: float,
         tally: Tally | None = None,
     ) -> None:
-        self._tally = tally
-        self.id = session_id
-        self.resume_token = resume_token
-        self.limits = limits
-        self.state = State.CONNECTED
+        super().__init__(session_id, resume_token, model_names, limits, now_s, tally)
         self.settings = default_settings(model_names[0], limits)
-        self.mailbox = Mailbox(limits.max_queue)
-        self.outbox = Outbox(limits.send_queue_bytes, limits.send_queue_bytes)
-        self.age = Recent()
-        self.rtt_ms: float | None = None
-        self.detached_s = 0.0
-        self._model_names = model_names
-        self._actions: list[Action] = []
-        self._messages = Bucket(limits.max_messages_per_s, 2 * limits.max_messages_per_s, now_s)
-        self._bytes = Bucket(
-            limits.max_bytes_per_s, max(2 * limits.max_bytes_per_s, float(limits.max_message_bytes)), now_s
-        )
-        self._frames = Bucket(limits.max_fps, max(1.0, limits.max_fps / 4), now_s)
         self._clock = CaptureClock()
         self._serial = 0
         self._next_frame_id = 1
@@ -141,8 +112,6 @@ class Session:
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._due_s = now_s
         self._hold_until_s = now_s
-        self._heard_s = now_s
-        self._expires_s = now_s + limits.max_session_s
         self._warned = False
         self._closing = False
         self._draining = False
@@ -159,11 +128,6 @@ class Session:
         )
 
     # ---- what the driver reads -----------------------------------------------------------------------------------
-
-    def take_actions(self) -> list[Action]:
-        """Work since the last call, in order."""
-        actions, self._actions = self._actions, []
-        return actions
 
     @property
     def is_running(self) -> bool:
@@ -183,9 +147,9 @@ class Session:
 
     def wake_at_s(self) -> float:
         """When `tick` has something to do, if nothing else happens before."""
-        if self.state is State.DETACHED:
-            return self.detached_s + self.limits.resume_s
-        times = [self._heard_s + self.limits.idle_timeout_s, self._expires_s]
+        times = [super().wake_at_s()]
+        if self.state is not State.CONNECTED:
+            return times[0]
         if not self._warned:
             times.append(self._expires_s - GOING_AWAY_S)
         if self._stats_now() != self._stats:
@@ -197,32 +161,12 @@ class Session:
 
     # ---- the connection --------------------------------------------------------------------------------------------
 
-    def detach(self, now_s: float) -> None:
-        """The connection is gone: everything that costs something ends now."""
-        if self.state is not State.CONNECTED:
-            return
-        self._stop_work("disconnected", now_s)
-        self.state = State.DETACHED
-        self.detached_s = now_s
-
     def attach(self, now_s: float) -> None:
         """A connection has come back."""
-        self.state = State.CONNECTED
-        self._heard_s = self._due_s = now_s
+        super().attach(now_s)
+        self._due_s = now_s
         self._reference = b""
         self._advance(now_s)
-
-    def end(self, code: CloseCode, reason: str, now_s: float, error: BeholderError | None = None) -> None:
-        """Close for good."""
-        if self.state is State.CLOSED:
-            return
-        self._stop_work("disconnected", now_s)
-        if error is not None:
-            self.outbox.put(ErrorEvent(error=ErrorInfo.of(error, fatal=True)))
-        self.state = State.CLOSED
-        self._asks.clear()
-        self._gallery.clear()
-        self._actions.append(Close(code, reason))
 
     def drain(self, grace_s: float, now_s: float) -> None:
         """The server is about to end: finish what runs, start nothing."""
@@ -237,27 +181,8 @@ class Session:
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""
-        if self.state is State.DETACHED and now_s >= self.detached_s + self.limits.resume_s:
-            self.end(CloseCode.NO_SUCH_SESSION, "nobody resumed the session", now_s)
+        super().tick(now_s)
         if self.state is not State.CONNECTED:
-            return
-        if now_s >= self._heard_s + self.limits.idle_timeout_s:
-            error = ClientError(
-                f"Nothing came from the client for {self.limits.idle_timeout_s:g} s; send a frame or a ping now and "
-                "then (--stream-idle-timeout-s).",
-                code="idle_timeout",
-                status=408,
-            )
-            self.end(CloseCode.IDLE, "idle timeout", now_s, error)
-            return
-        if now_s >= self._expires_s:
-            error = ClientError(
-                f"The session has lasted {self.limits.max_session_s:g} s, the longest that this server allows; begin "
-                "another one (--stream-max-session-s).",
-                code="session_expired",
-                status=408,
-            )
-            self.end(CloseCode.EXPIRED, "session expired", now_s, error)
             return
         if not self._warned and now_s >= self._expires_s - GOING_AWAY_S:
             self._warned = True
@@ -308,21 +233,6 @@ class Session:
         except BeholderError as error:
             self._put(ErrorEvent(error=ErrorInfo.of(error)))
         self._advance(now_s)
-
-    def _hear(self, num_bytes: int, now_s: float) -> bool:
-        """Whether a message may be looked at."""
-        if self.state is not State.CONNECTED:
-            return False
-        self._heard_s = now_s
-        if not self._messages.admits(now_s):
-            what = f"more than {self.limits.max_messages_per_s:g} messages a second (--stream-max-messages-per-s)"
-        elif not self._bytes.admits(now_s, num_bytes):
-            what = f"more than {self.limits.max_bytes_per_s / (1 << 20):g} MiB a second (--stream-max-mb-per-s)"
-        else:
-            return True
-        error = ClientError(f"The client sent {what}; send less.", code="rate_limited", status=429, retry_after_s=1.0)
-        self.end(CloseCode.RATE_LIMITED, "rate limited", now_s, error)
-        return False
 
     def _on_event(self, event: ClientEvent, now_s: float) -> None:
         if isinstance(event, SessionUpdate):
@@ -564,14 +474,7 @@ class Session:
 
     def _advance(self, now_s: float) -> None:
         """Start what may start now."""
-        if self.state is not State.CONNECTED:
-            return
-        if self.outbox.overflows:
-            error = ServiceError(
-                "The client reads too slowly: more waits for it than this server keeps (--stream-send-queue-kb).",
-                code="slow_reader",
-            )
-            self.end(CloseCode.OVERLOAD, "too slow a reader", now_s, error)
+        if self.state is not State.CONNECTED or self._reads_too_slowly(now_s):
             return
         if self._asks and self._active is None:
             self._start_asked(self._asks.popleft(), now_s)
@@ -708,6 +611,15 @@ class Session:
         if self._active is not None:
             self._cancel_active(reason, now_s)
         self._drop_frames(reason)
+
+    def _forget(self) -> None:
+        self._asks.clear()
+        self._gallery.clear()
+
+    @staticmethod
+    def fatal(error: BeholderError) -> ServerEvent:
+        """The event that tells why the connection is closed next."""
+        return ErrorEvent(error=ErrorInfo.of(error, fatal=True))
 
     def _drop_frames(self, reason: DropReason) -> None:
         if self._look is not None:

@@ -24,7 +24,6 @@ from serving import Served
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-
 REPORT_S = 1.3
 """An idle engine tells its totals at the latest after so long."""
 

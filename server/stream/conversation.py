@@ -1,0 +1,197 @@
+"""A Realtime conversation: items in order, each a turn of the chat; bounded in number and bytes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from preprocess.errors import ClientError
+from preprocess.wire import Detail, ImagePart, Message, TextPart
+from server.complaints import invalid, unsupported
+from server.stream.realtime_events import ItemInput
+
+MAX_ITEMS: Final = 256
+_PARTS_OF: Final = {"user": ("input_text", "input_image"), "system": ("input_text",), "assistant": ("output_text",)}
+
+
+@dataclass
+class Item:
+    """One turn. `parts` are what the engine sees."""
+
+    id: str
+    role: str
+    parts: list[TextPart | ImagePart]
+    status: str = "completed"
+
+    def shown(self) -> dict[str, Any]:
+        """As clients see it; pictures are not sent back."""
+        spoken = "output_text" if self.role == "assistant" else "input_text"
+        content = [
+            {"type": spoken, "text": part.text}
+            if isinstance(part, TextPart)
+            else {"type": "input_image", "detail": part.detail}
+            for part in self.parts
+        ]
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": self.status,
+            "role": self.role,
+            "content": content,
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes kept."""
+        return sum(len(p.text) if isinstance(p, TextPart) else len(p.data_url) for p in self.parts)
+
+
+class Conversation:
+    """The items. Refuses by name what it does not take.
+
+    Args:
+        max_bytes: Of all items together.
+        max_images: Pictures in all items together.
+    """
+
+    def __init__(self, max_bytes: int, max_images: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_images = max_images
+        self._items: list[Item] = []
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes kept."""
+        return sum(item.num_bytes for item in self._items)
+
+    def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
+        """Insert after an item (``"root"``: first), else at the end; the id of the one before, or None.
+
+        Raises:
+            ClientError: There is no such item, or the conversation is full.
+        """
+        place = len(self._items)
+        if previous_item_id is not None:
+            place = 0 if previous_item_id == "root" else self._items.index(self.find(previous_item_id)) + 1
+        if any(known.id == item.id for known in self._items):
+            raise invalid("item.id", f"`item.id` {item.id[:80]!r} exists already.")
+        if len(self._items) >= MAX_ITEMS or self.num_bytes + item.num_bytes > self._max_bytes:
+            raise ClientError(
+                f"The conversation is full ({len(self._items)} items, {self.num_bytes:,} bytes; at most {MAX_ITEMS} "
+                f"and {self._max_bytes:,}); delete items first.",
+                code="conversation_full",
+                param="item",
+            )
+        num_images = sum(isinstance(part, ImagePart) for known in (*self._items, item) for part in known.parts)
+        if num_images > self._max_images:
+            raise ClientError(
+                f"The conversation would hold {num_images} pictures; at most {self._max_images} are accepted: delete "
+                "earlier items.",
+                code="too_many_images",
+                param="item.content",
+            )
+        self._items.insert(place, item)
+        return self._items[place - 1].id if place else None
+
+    def find(self, item_id: str) -> Item:
+        """The item of that id.
+
+        Raises:
+            ClientError: There is none.
+        """
+        for item in self._items:
+            if item.id == item_id:
+                return item
+        raise ClientError(
+            f"There is no item {item_id[:80]!r} in the conversation.",
+            status=404,
+            code="item_not_found",
+            param="item_id",
+        )
+
+    def delete(self, item_id: str) -> None:
+        """Take an item out. Raises as `find` does."""
+        self._items.remove(self.find(item_id))
+
+    def clear(self) -> None:
+        """Take all items out."""
+        self._items.clear()
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
+    """The chat: turns of the same speaker in a row are one."""
+    turns: list[Message] = []
+    if instructions:
+        turns.append(Message("system", [TextPart(instructions)]))
+    for item in items:
+        if turns and turns[-1].role == item.role:
+            turns[-1].content.extend(item.parts)
+        else:
+            turns.append(Message(item.role, [*item.parts]))
+    return turns
+
+
+def item_of(given: ItemInput, path: str, detail: Detail, max_image_bytes: int) -> Item:
+    """An item that a client sent.
+
+    Raises:
+        ClientError: Naming the field.
+    """
+    if given.type != "message":
+        raise unsupported(f"{path}.type", f"`{path}.type` {given.type[:40]!r} is not supported except as message.")
+    if given.role not in _PARTS_OF:
+        raise invalid(f"{path}.role", f"`{path}.role` is {given.role!r:.40}; expected user, system or assistant.")
+    parts: list[TextPart | ImagePart] = []
+    for i, content in enumerate(given.content or []):
+        place = f"{path}.content[{i}]"
+        if content.type not in _PARTS_OF[given.role]:
+            raise unsupported(
+                f"{place}.type",
+                f"`{place}.type` {content.type[:40]!r} is not supported here; expected "
+                f"{' or '.join(_PARTS_OF[given.role])}.",
+            )
+        if content.type == "input_image":
+            parts.append(
+                picture(content.image_url or "", content.detail or detail, f"{place}.image_url", max_image_bytes)
+            )
+        elif content.text is None:
+            raise invalid(f"{place}.text", f"`{place}.text` is missing.")
+        else:
+            parts.append(TextPart(content.text))
+    if not parts:
+        raise invalid(f"{path}.content", f"`{path}.content` is empty; expected text or a picture.")
+    return Item(given.id or new_id("item"), given.role, parts)
+
+
+def picture(url: str, detail: Detail, path: str, max_bytes: int) -> ImagePart:
+    """A picture from a data URL; workers decode it.
+
+    Raises:
+        ClientError: It is another kind of URL, empty, or too large.
+    """
+    if not url[:5].lower() == "data:":
+        raise ClientError(
+            f"`{path}` is no data URL, and this server fetches nothing: send the picture itself "
+            "(data:image/…;base64,…).",
+            code="remote_url_not_supported",
+            param=path,
+        )
+    if len(url) * 3 // 4 > max_bytes + 1024:
+        raise ClientError(
+            f"`{path}` is a picture of {len(url) * 3 // 4:,} bytes; at most {max_bytes:,} are accepted.",
+            status=413,
+            code="image_too_large",
+            param=path,
+        )
+    return ImagePart(data_url=url, detail=detail)
+
+
+def new_id(kind: str) -> str:
+    """``item_…``, ``resp_…``."""
+    return f"{kind}_{secrets.token_hex(10)}"

@@ -1,0 +1,436 @@
+"""A session of the OpenAI Realtime API, as far as it is about text and pictures. No sockets, no clock.
+
+The client builds a conversation of items and asks for responses. `input_image_buffer.append` keeps a camera's newest
+picture; the next response turns it into an item of the conversation and answers about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.wire import Delta, Detail, GenerationOptions, Looked, TextPart, Usage
+from server.complaints import invalid, unsupported
+from server.faults import rejection
+from server.request_models import Sampling
+from server.sampling_rules import generation_options
+from server.stream.configuration import DEFAULT_TOKENS, check_metadata
+from server.stream.conversation import Conversation, Item, item_of, messages_of, new_id, picture
+from server.stream.events import ClientEvent, SessionLimits
+from server.stream.incoming import Decoders, event_id_of
+from server.stream.lifetime import Lifetime, Tally
+from server.stream.mailbox import DropReason, Frame
+from server.stream.realtime_events import (
+    DELTA,
+    HARMLESS,
+    NOT_SERVED,
+    REALTIME_EVENTS,
+    UNSERVED,
+    Extras,
+    ImageAppend,
+    ItemCreate,
+    ItemNamed,
+    RealtimeConfig,
+    RealtimeEvent,
+    RealtimeResponseCancel,
+    RealtimeResponseCreate,
+    RealtimeUpdate,
+    ResponseParams,
+    error_event,
+)
+from server.stream.work import Cancel, CloseCode, Start, State
+
+_decoders: Final = Decoders(REALTIME_EVENTS)
+_REASONS: Final = {"cancelled": "client_cancelled", "incomplete": "max_output_tokens"}
+
+
+@dataclass
+class _Response:
+    id: str
+    params: ResponseParams
+    item: Item
+    max_output_tokens: int
+    in_conversation: bool
+    frame: Frame | None
+    created_s: float
+    started: bool = False
+    has_spoken: bool = False
+    text: list[str] = field(default_factory=list)
+
+
+class RealtimeSession(Lifetime):
+    """The rules of one Realtime session; see `Lifetime` for its arguments."""
+
+    resumable = False
+
+    def __init__(
+        self,
+        session_id: str,
+        resume_token: str,
+        model_names: tuple[str, ...],
+        limits: SessionLimits,
+        now_s: float,
+        tally: Tally | None = None,
+    ) -> None:
+        super().__init__(session_id, resume_token, model_names, limits, now_s, tally)
+        self._config = RealtimeConfig(
+            type="realtime",
+            model=model_names[0],
+            instructions="",
+            output_modalities=["text"],
+            max_output_tokens="inf",
+            beholder=Extras(),
+        )
+        self._conversation = Conversation(limits.max_held_bytes, limits.max_images)
+        self._active: _Response | None = None
+        self._draining = False
+        self._serial = 0
+        self._say("session.created", session=self._shown_session())
+
+    # ---- what the client sends -------------------------------------------------------------------------------------
+
+    def receive_text(self, data: str | bytes, now_s: float) -> None:
+        """One JSON event."""
+        raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
+        if not self._hear(len(raw), now_s):
+            return
+        event_id: str | None = None
+        try:
+            event = _decoders.decode(raw, NOT_SERVED)
+            event_id = event.event_id
+            self._on_event(event, now_s)
+        except BeholderError as error:
+            self.outbox.put(error_event(error, event_id or event_id_of(raw)))
+        self._reads_too_slowly(now_s)
+
+    def receive_binary(self, data: bytes, now_s: float) -> None:
+        """Realtime events are text; a picture comes as base64."""
+        if self._hear(len(data), now_s):
+            error = ClientError(
+                "Binary messages are not taken here: send JSON, or use /v1/stream.", code="unsupported_media_type"
+            )
+            self.end(CloseCode.BAD_MEDIA_TYPE, "text messages only", now_s, error)
+
+    def _on_event(self, event: ClientEvent, now_s: float) -> None:
+        if isinstance(event, RealtimeUpdate):
+            self._on_update(event.session)
+        elif isinstance(event, ItemCreate):
+            item = item_of(event.item, "item", self._detail, self.limits.max_frame_bytes)
+            self._add(item, event.previous_item_id)
+        elif isinstance(event, ItemNamed) and event.type == "conversation.item.retrieve":
+            self._say("conversation.item.retrieved", item=self._conversation.find(event.item_id).shown())
+        elif isinstance(event, ItemNamed):
+            self._conversation.delete(event.item_id)
+            self._say("conversation.item.deleted", item_id=event.item_id)
+        elif isinstance(event, RealtimeResponseCreate):
+            self._on_ask(event.response, now_s)
+        elif isinstance(event, RealtimeResponseCancel):
+            self._on_cancel(event, now_s)
+        elif isinstance(event, ImageAppend):
+            self._on_image(event, now_s)
+        else:
+            self.mailbox.clear("cancelled")
+
+    def _on_update(self, patch: RealtimeConfig) -> None:
+        _refuse_unserved(patch, "session")
+        if patch.type not in {None, "realtime"}:
+            raise unsupported("session.type", f"`session.type` {patch.type!r:.40} is not supported except as realtime.")
+        if patch.model is not None and patch.model not in self._model_names:
+            raise ClientError(
+                f"The model {patch.model[:200]!r} is not served here; expected {' or '.join(self._model_names)}.",
+                status=404,
+                code="model_not_found",
+                param="session.model",
+            )
+        changes = {
+            name: value
+            for name in ("model", "instructions", "output_modalities", "max_output_tokens", "beholder")
+            if (value := getattr(patch, name)) is not None
+        }
+        config = msgspec.structs.replace(self._config, **changes)
+        self._options(config.max_output_tokens, config.beholder, "session")
+        self._config = config
+        self._say("session.updated", session=self._shown_session())
+
+    def _on_image(self, event: ImageAppend, now_s: float) -> None:
+        url = event.image.strip()
+        if url[:5].lower() != "data:":
+            if ":" in url[:64]:
+                picture(url, "auto", "image", 0)  # says that nothing is fetched
+            url = f"data:application/octet-stream;base64,{url}"
+        picture(url, self._detail, "image", self.limits.max_frame_bytes)
+        self._serial += 1
+        frame = Frame(self._serial, url.encode(), now_s, now_s)
+        if self._frames.admits(now_s):
+            self.mailbox.put(frame)
+        else:
+            self.mailbox.refuse("rate")
+
+    def _add(self, item: Item, previous_item_id: str | None = None) -> None:
+        previous = self._conversation.add(item, previous_item_id)
+        self._say("conversation.item.added", previous_item_id=previous, item=item.shown())
+        self._say("conversation.item.done", previous_item_id=previous, item=item.shown())
+
+    def _on_ask(self, params: ResponseParams, now_s: float) -> None:
+        _refuse_unserved(params, "response")
+        if self._draining:
+            raise ServiceError("The server is shutting down; ask another one.", code="draining")
+        if self._active is not None:
+            raise ClientError(
+                f"The response {self._active.id} runs already; wait for its response.done, or cancel it.",
+                code="conversation_already_has_active_response",
+            )
+        if params.conversation not in {None, "auto", "none"}:
+            raise invalid("response.conversation", "`response.conversation` is not known; expected auto or none.")
+        check_metadata(params.metadata)
+        max_tokens = params.max_output_tokens or self._config.max_output_tokens
+        sampling = self._options(max_tokens, params.beholder or self._config.beholder, "response")
+        given = None
+        if params.input is not None:
+            given = [
+                item_of(item, f"response.input[{i}]", self._detail, self.limits.max_frame_bytes)
+                for i, item in enumerate(params.input)
+            ]
+        frame = self._show_newest() if given is None else None
+        items = list(self._conversation) if given is None else given
+        if not items:
+            raise ClientError("The conversation is empty: create an item first.", code="conversation_empty")
+        instructions = params.instructions if params.instructions is not None else self._config.instructions
+        self._active = response = _Response(
+            new_id("resp"),
+            params,
+            Item(new_id("item"), "assistant", [TextPart("")], "in_progress"),
+            sampling.max_tokens or 0,
+            params.conversation != "none",
+            frame,
+            now_s,
+        )
+        self._actions.append(Start(response.id, messages_of(items, instructions), sampling))
+        self._say("response.created", response=self._shown_response(response, "in_progress"))
+
+    def _show_newest(self) -> Frame | None:
+        """The camera's newest picture becomes an item, unless there is none."""
+        frame = self.mailbox.take()
+        if frame is not None:
+            try:
+                url = frame.data.decode()
+                self._add(Item(new_id("item"), "user", [picture(url, self._detail, "image", len(url))]))
+            except ClientError:
+                self.mailbox.drop(frame, "failed")
+                raise
+        return frame
+
+    def _on_cancel(self, event: RealtimeResponseCancel, now_s: float) -> None:
+        if self._active is None or event.response_id not in {None, self._active.id}:
+            raise ClientError("No such response runs now.", code="response_cancel_not_active", param="response_id")
+        self._cancel_active("cancelled", now_s)
+
+    # ---- what the work gives ---------------------------------------------------------------------------------------
+
+    def on_started(
+        self, response_id: str, num_prompt_tokens: int, decode_ms: float, preprocess_ms: float, now_s: float
+    ) -> None:
+        """The engine has a response's chat: its item begins."""
+        response = self._running(response_id)
+        if response is None or response.started:
+            return
+        response.started = True
+        if response.frame is not None:
+            self.mailbox.caption(response.frame)
+        item = {**response.item.shown(), "content": []}
+        self._say("response.output_item.added", response_id=response.id, output_index=0, item=item)
+        if response.in_conversation:
+            previous = self._conversation.add(response.item)
+            self._say("conversation.item.added", previous_item_id=previous, item=item)
+        self._say("response.content_part.added", **self._place(response), part={"type": "text", "text": ""})
+
+    def on_delta(self, response_id: str, delta: Delta, now_s: float) -> None:
+        """The engine has said more."""
+        response = self._running(response_id)
+        if response is None:
+            return
+        if delta.error is not None:
+            self.on_failed(response_id, rejection(delta.error), now_s)
+            return
+        if delta.token_ids and not response.has_spoken:
+            response.has_spoken = True
+            if response.frame is not None and self._tally is not None:
+                self._tally.first_token((now_s - response.frame.captured_s) * 1e3)
+        if delta.text:
+            response.text.append(delta.text)
+            self._say(DELTA, **self._place(response), delta=delta.text)
+        if delta.finish_reason in {"abort", "error"}:
+            self.on_failed(response_id, ServiceError("The generation was ended by the server.", code="aborted"), now_s)
+        elif delta.finish_reason is not None:
+            status = "incomplete" if delta.finish_reason == "length" else "completed"
+            self._finish(response, status, now_s, usage=delta.usage)
+        self._reads_too_slowly(now_s)
+
+    def on_failed(self, response_id: str, error: BeholderError, now_s: float) -> None:
+        """A response cannot go on, or could not begin."""
+        response = self._running(response_id)
+        if response is not None:
+            self._finish(response, "failed", now_s, error=error)
+
+    def on_looked(self, look_id: str, looked: Looked, now_s: float) -> None:
+        """Nothing is compared here."""
+
+    def on_look_failed(self, look_id: str, error: BeholderError, now_s: float) -> None:
+        """Nothing is compared here."""
+
+    # ---- ending ----------------------------------------------------------------------------------------------------
+
+    def drain(self, grace_s: float, now_s: float) -> None:
+        """The server is about to end: finish what runs, start nothing."""
+        self._draining = True
+        if self.state is State.CONNECTED and self._active is None:
+            self.end(CloseCode.DRAINING, "the server is shutting down", now_s)
+
+    def _cancel_active(self, reason: DropReason, now_s: float) -> None:
+        assert self._active is not None
+        self._actions.append(Cancel(self._active.id))
+        self._finish(self._active, "cancelled", now_s, reason=reason)
+
+    def _finish(
+        self,
+        response: _Response,
+        status: str,
+        now_s: float,
+        *,
+        usage: Usage | None = None,
+        error: BeholderError | None = None,
+        reason: DropReason = "failed",
+    ) -> None:
+        self._active = None
+        if response.frame is not None:
+            self.mailbox.drop(response.frame, reason)  # unless it was captioned
+        response.item.status = "completed" if status == "completed" else "incomplete"
+        response.item.parts = [TextPart("".join(response.text))]
+        if response.started:
+            text, place = "".join(response.text), self._place(response)
+            self._say("response.output_text.done", **place, text=text)
+            self._say("response.content_part.done", **place, part={"type": "text", "text": text})
+            self._say("response.output_item.done", response_id=response.id, output_index=0, item=response.item.shown())
+            if response.in_conversation and response.item in self._conversation:
+                self._say("conversation.item.done", item=response.item.shown())
+        self._say("response.done", response=self._shown_response(response, status, usage, error))
+        if self._tally is not None:
+            self._tally.done(status)
+        if self._draining and self.state is State.CONNECTED:
+            self.end(CloseCode.DRAINING, "the server is shutting down", now_s)
+
+    def _stop_work(self, reason: DropReason, now_s: float) -> None:
+        if self._active is not None:
+            self._cancel_active(reason, now_s)
+        self.mailbox.clear(reason)
+
+    def _forget(self) -> None:
+        self._conversation.clear()
+
+    @staticmethod
+    def fatal(error: BeholderError) -> RealtimeEvent:
+        """The event that tells why the connection is closed next."""
+        return error_event(error)
+
+    # ---- small things ----------------------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Encoded pictures kept in memory."""
+        waiting = (*self.mailbox.waiting, *self.mailbox.out)
+        return self._conversation.num_bytes + sum(len(frame.data) for frame in waiting)
+
+    @property
+    def _detail(self) -> Detail:
+        return (self._config.beholder or Extras()).detail or "auto"
+
+    def _options(self, max_output_tokens: int | str | None, extras: Extras | None, path: str) -> GenerationOptions:
+        if isinstance(max_output_tokens, str) and max_output_tokens != "inf":
+            raise invalid(
+                f"{path}.max_output_tokens",
+                f"`{path}.max_output_tokens` is {max_output_tokens[:40]!r}; expected a number or inf.",
+            )
+        limit = self.limits.max_response_tokens
+        tokens = min(DEFAULT_TOKENS, limit) if isinstance(max_output_tokens, str) else max_output_tokens
+        if tokens is not None and not 1 <= tokens <= limit:
+            raise invalid(
+                f"{path}.max_output_tokens", f"`{path}.max_output_tokens` is {tokens}; expected 1 to {limit} or inf."
+            )
+        values = msgspec.structs.asdict(extras or Extras())
+        del values["detail"]
+        try:
+            return generation_options(Sampling(max_tokens=tokens, **values))
+        except ClientError as error:
+            name = f"{path}.beholder.{error.param}"
+            message = error.message.replace(f"`{error.param}`", f"`{name}`", 1)
+            raise ClientError(message, code=error.code, param=name) from None
+
+    def _running(self, response_id: str) -> _Response | None:
+        active = self._active
+        return active if active is not None and active.id == response_id else None
+
+    def _say(self, name: str, **fields: Any) -> None:
+        self.outbox.put(RealtimeEvent(name=name, fields=fields))
+
+    @staticmethod
+    def _place(response: _Response) -> dict[str, Any]:
+        return {"response_id": response.id, "item_id": response.item.id, "output_index": 0, "content_index": 0}
+
+    def _shown_session(self) -> dict[str, Any]:
+        config = msgspec.to_builtins(self._config)
+        served = ("type", "model", "instructions", "output_modalities", "max_output_tokens", "beholder")
+        expires_in_s = self.limits.max_session_s
+        shown: dict[str, Any] = {name: config[name] for name in served}
+        return {"object": "realtime.session", "id": self.id, **shown, "tools": [], "expires_in_s": expires_in_s}
+
+    @staticmethod
+    def _shown_response(
+        response: _Response, status: str, usage: Usage | None = None, error: BeholderError | None = None
+    ) -> dict[str, Any]:
+        details: dict[str, Any] | None = None
+        if status not in {"in_progress", "completed"}:
+            details = {"type": status}
+            if status in _REASONS:
+                details["reason"] = _REASONS[status]
+            if error is not None:
+                details["error"] = {"type": error.kind, "code": error.code, "message": error.message}
+        return {
+            "object": "realtime.response",
+            "id": response.id,
+            "status": status,
+            "status_details": details,
+            "output": [response.item.shown()] if response.started and status != "in_progress" else [],
+            "output_modalities": ["text"],
+            "max_output_tokens": response.max_output_tokens,
+            "metadata": response.params.metadata,
+            "usage": None if usage is None else _shown_usage(usage),
+        }
+
+
+def _shown_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "input_token_details": {
+            "text_tokens": usage.prompt_tokens - usage.image_tokens,
+            "image_tokens": usage.image_tokens,
+            "audio_tokens": 0,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "output_token_details": {"text_tokens": usage.completion_tokens, "audio_tokens": 0},
+    }
+
+
+def _refuse_unserved(given: RealtimeConfig | ResponseParams, path: str) -> None:
+    if given.output_modalities not in (None, ["text"]):
+        raise unsupported(
+            f"{path}.output_modalities", f'`{path}.output_modalities` is not supported except as ["text"].'
+        )
+    for name in UNSERVED:
+        value = getattr(given, name, None)
+        if value is not None and value not in HARMLESS.get(name, ()):
+            raise unsupported(f"{path}.{name}", f"`{path}.{name}` is not supported: leave it out.")

@@ -1,0 +1,250 @@
+"""The Realtime subset, driven by the stock openai client and, where that would hide something, by a bare socket."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from websockets.exceptions import InvalidStatus
+
+from preprocess.errors import ServiceError
+from preprocess.wire import ImagePart, TextPart
+
+TEXT = "A small red square on white."
+PICTURE = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8 a picture").decode()
+
+
+def openai(server: Any, key: str = "none") -> AsyncOpenAI:
+    return AsyncOpenAI(
+        api_key=key, base_url=f"{server.url}/v1", websocket_base_url=f"ws://127.0.0.1:{server.port}/v1", max_retries=0
+    )
+
+
+def user(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": list(content)}
+
+
+ASKED = user({"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": PICTURE})
+
+
+async def until(connection: Any, kind: str, events: list[Any] | None = None) -> Any:
+    async for event in connection:
+        if events is not None:
+            events.append(event)
+        if event.type == kind:
+            return event
+    raise AssertionError(f"no {kind}")
+
+
+def test_the_stock_client_shows_a_picture_and_hears_about_it(server: Any, run: Any, service: Any) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            created = await until(connection, "session.created")
+            assert created.session.model == "tiny"
+            await connection.session.update(
+                session={"type": "realtime", "instructions": "Be brief.", "output_modalities": ["text"]}
+            )
+            assert (await until(connection, "session.updated")).session.instructions == "Be brief."
+            await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
+            item = (await until(connection, "conversation.item.done")).item
+            assert [part.type for part in item.content] == ["input_text", "input_image"]
+            await connection.response.create(response={"metadata": {"a": "b"}})
+            events: list[Any] = []
+            done = (await until(connection, "response.done", events)).response
+            assert [event.type for event in events if event.type != "response.output_text.delta"] == [
+                "response.created",
+                "response.output_item.added",
+                "conversation.item.added",
+                "response.content_part.added",
+                "response.output_text.done",
+                "response.content_part.done",
+                "response.output_item.done",
+                "conversation.item.done",
+                "response.done",
+            ]
+            said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+            assert said == TEXT == done.output[0].content[0].text
+            assert (done.status, done.metadata) == ("completed", {"a": "b"})
+            assert (done.usage.input_tokens, done.usage.input_token_details.cached_tokens) == (20, 4)
+            assert done.usage.input_token_details.image_tokens == 16
+            assert len({event.event_id for event in events}) == len(events)
+        messages, options, _ = service.last
+        assert [message.role for message in messages] == ["system", "user"]
+        assert messages[1].content == [TextPart("What is it?"), ImagePart(data_url=PICTURE)]
+        assert options.max_tokens == 256
+
+    run(story())
+
+
+def test_a_conversation_remembers_and_forgets(server: Any, run: Any, service: Any) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
+            await connection.response.create()
+            answered = await until(connection, "response.done")
+            await connection.conversation.item.create(item=user({"type": "input_text", "text": "And now?"}))  # type: ignore[arg-type]
+            await connection.response.create()
+            await until(connection, "response.done")
+            assert [message.role for message in service.last[0]] == ["user", "assistant", "user"]
+            assert service.last[0][1].content == [TextPart(TEXT)]
+            item_id = answered.response.output[0].id
+            await connection.conversation.item.retrieve(item_id=item_id)
+            assert (await until(connection, "conversation.item.retrieved")).item.content[0].text == TEXT
+            await connection.conversation.item.delete(item_id=item_id)
+            await until(connection, "conversation.item.deleted")
+            await connection.response.create(response={"conversation": "none"})
+            await until(connection, "response.done")
+            assert [message.role for message in service.last[0]] == ["user", "assistant"]
+            await connection.response.create(response={"input": [user({"type": "input_text", "text": "Alone"})]})  # type: ignore[list-item]
+            await until(connection, "response.done")
+            assert service.last[0][0].content == [TextPart("Alone")]
+
+    run(story())
+
+
+def test_cancelling_ends_with_a_done_that_says_so(server: Any, run: Any, service: Any) -> None:
+    service.words, service.delay_s = ("word ",) * 1000, 0.01
+
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            await connection.response.cancel()
+            assert (await until(connection, "error")).error.code == "response_cancel_not_active"
+            await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
+            await connection.response.create()
+            await until(connection, "response.output_text.delta")
+            await connection.response.create(event_id="second")
+            error = (await until(connection, "error")).error
+            assert (error.code, error.event_id) == ("conversation_already_has_active_response", "second")
+            await connection.response.cancel()
+            done = (await until(connection, "response.done")).response
+            assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
+            assert service.generations[0].num_cancels > 0
+
+    run(story())
+
+
+def test_a_failure_and_a_length_limit_are_told(server: Any, run: Any, service: Any) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
+            await connection.response.create(response={"max_output_tokens": 2})
+            done = (await until(connection, "response.done")).response
+            assert (done.status, done.status_details.reason) == ("incomplete", "max_output_tokens")
+            service.failure = ServiceError("the engine stopped", code="engine_restarting")
+            await connection.response.create()
+            done = (await until(connection, "response.done")).response
+            assert (done.status, done.status_details.error.code) == ("failed", "engine_restarting")
+            service.failure = None
+            await connection.response.create()
+            assert (await until(connection, "response.done")).response.status == "completed"
+
+    run(story())
+
+
+def test_the_buffer_keeps_the_newest_picture_and_the_response_sees_it(server: Any, run: Any, service: Any) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            await connection.conversation.item.create(item=user({"type": "input_text", "text": "What now?"}))  # type: ignore[arg-type]
+            for image in (PICTURE, base64.b64encode(b"newest").decode()):
+                await connection.send({"type": "input_image_buffer.append", "image": image})  # type: ignore[arg-type]
+            await connection.response.create()
+            await until(connection, "response.done")
+            (message,) = service.last[0]
+            newest = "data:application/octet-stream;base64," + base64.b64encode(b"newest").decode()
+            assert message.content == [TextPart("What now?"), ImagePart(data_url=newest)]
+            mailbox = next(iter(server.hub.sessions.values())).session.mailbox
+            assert (mailbox.received, mailbox.captioned, mailbox.dropped["replaced"]) == (2, 1, 1)
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "param"),
+    [
+        ({"type": "input_audio_buffer.append", "audio": ""}, "unsupported_event", "type"),
+        ({"type": "session.updated"}, "unknown_event", "type"),
+        ({"type": "session.update", "session": {"voice": "x"}}, "unknown_parameter", "session.voice"),
+        ({"type": "session.update", "session": {"tools": [{}]}}, "unsupported_parameter", "session.tools"),
+        ({"type": "session.update", "session": {"audio": {"output": {}}}}, "unsupported_parameter", "session.audio"),
+        (
+            {"type": "session.update", "session": {"output_modalities": ["audio"]}},
+            "unsupported_parameter",
+            "session.output_modalities",
+        ),
+        ({"type": "session.update", "session": {"max_output_tokens": 0}}, "invalid_value", "session.max_output_tokens"),
+        (
+            {"type": "session.update", "session": {"beholder": {"temperature": 9}}},
+            "invalid_value",
+            "session.beholder.temperature",
+        ),
+        ({"type": "response.create"}, "conversation_empty", None),
+        ({"type": "conversation.item.delete", "item_id": "x"}, "item_not_found", "item_id"),
+        (
+            {"type": "conversation.item.create", "item": {"type": "function_call"}},
+            "unsupported_parameter",
+            "item.type",
+        ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": user({"type": "input_image", "image_url": "https://example.org/a.jpg"}),
+            },
+            "remote_url_not_supported",
+            "item.content[0].image_url",
+        ),
+        (
+            {"type": "conversation.item.create", "item": user({"type": "input_audio"})},
+            "unsupported_parameter",
+            "item.content[0].type",
+        ),
+        ({"type": "input_image_buffer.append", "image": "http://x/y.png"}, "remote_url_not_supported", "image"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    server: Any, run: Any, event: dict[str, Any], code: str, param: str | None
+) -> None:
+    async def story() -> None:
+        async with await server.connect("/v1/realtime", subprotocols=["realtime"]) as client:
+            await client.next()
+            await client.socket.send(json.dumps({**event, "event_id": "mine"}))
+            error = (await client.until("error"))["error"]
+            assert (error["code"], error["param"], error["event_id"]) == (code, param, "mine")
+
+    run(story())
+
+
+def test_another_model_and_binary_messages_do_not_pass(server: Any, run: Any) -> None:
+    async def story() -> None:
+        with pytest.raises(InvalidStatus) as refused:
+            await server.connect("/v1/realtime?model=gpt-realtime", subprotocols=None)
+        assert refused.value.response.status_code == 404
+        client = await server.connect("/v1/realtime", subprotocols=None)
+        await client.frame()
+        assert await client.closed() == 1003
+
+    run(story())
+
+
+def test_the_key_is_asked_for_and_leaving_frees_everything(serve: Any, run: Any, service: Any) -> None:
+    server = serve(api_key="sesame")
+    service.words, service.delay_s = ("word ",) * 1000, 0.01
+
+    async def story() -> None:
+        async with openai(server, key="sesame").realtime.connect(model="tiny") as connection:
+            await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
+            await connection.response.create()
+            await until(connection, "response.output_text.delta")
+        for _ in range(200):
+            if service.generations[0].num_cancels and not server.hub.sessions:
+                break
+            await asyncio.sleep(0.01)
+        assert service.generations[0].num_cancels > 0
+        assert not server.hub.sessions
+        client = await server.connect("/v1/realtime", subprotocols=None)
+        assert await client.closed() == 4401
+
+    run(story())
