@@ -10,10 +10,11 @@ import msgspec
 from msgspec import UNSET
 
 from preprocess.errors import ClientError
+from preprocess.options import bounded
 from preprocess.wire import GenerationOptions
 from server.complaints import invalid, of_validation, unsupported
 from server.request_models import Sampling
-from server.sampling_rules import bounded, generation_options
+from server.sampling_rules import generation_options
 from server.settings import Settings
 from server.stream.events import (
     SESSION_SAMPLING,
