@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from streaming import check_event
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -30,6 +31,7 @@ class Client:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.events: list[dict[str, Any]] = []
+        self.checked = socket.subprotocol == "vlm.stream.v1"
 
     async def say(self, kind: str, **fields: Any) -> None:
         await self.socket.send(json.dumps({"type": kind, **fields}))
@@ -46,6 +48,8 @@ class Client:
 
     async def next(self, timeout_s: float = 10) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
+        if self.checked:
+            check_event(event)
         self.events.append(event)
         return event
 
@@ -61,6 +65,8 @@ class Client:
             with contextlib.suppress(ConnectionClosed):
                 async for message in self.socket:
                     self.events.append(json.loads(message))
+                    if self.checked:
+                        check_event(self.events[-1])
 
         await asyncio.wait_for(read_all(), timeout_s)
         return self.socket.close_code

@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import pytest
+from streaming import check_event
 
 from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import Delta, ImagePart, Looked, TextPart, Usage
@@ -34,6 +35,7 @@ class Driven:
         self.actions += self.session.take_actions()
         while (data := self.session.outbox.take()) is not None:
             self.events.append(json.loads(data))
+            check_event(self.events[-1])
 
     def say(self, kind: str, **fields: Any) -> None:
         self.session.receive_text(json.dumps({"type": kind, **fields}), self.now)

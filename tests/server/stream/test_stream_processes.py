@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
-import json
 import os
-import random
 import signal
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,105 +15,12 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw
 from serving import Served
-from websockets.asyncio.client import ClientConnection, connect
+from streaming import Camera, framed, picture
 from websockets.exceptions import ConnectionClosed
 
 REPORT_S = 1.3
 """An idle engine tells its totals at the latest after so long."""
-
-
-def picture(seed: int, box: int = 0) -> bytes:
-    """A plain colour with a red square somewhere."""
-    colours = random.Random(seed)
-    image = Image.new("RGB", (160, 120), tuple(colours.randrange(60, 200) for _ in range(3)))
-    ImageDraw.Draw(image).rectangle((box, 40, box + 30, 70), fill=(250, 10, 10))
-    out = io.BytesIO()
-    image.save(out, "JPEG")
-    return out.getvalue()
-
-
-def framed(frame_id: int, data: bytes) -> bytes:
-    header = json.dumps({"k": "frame", "id": frame_id, "ts": time.monotonic() * 1e3}).encode()
-    return struct.pack(">H", len(header)) + header + data
-
-
-class Camera:
-    """A session with its socket; keeps every event."""
-
-    def __init__(self, served: Served) -> None:
-        self.url = served.url.replace("http://", "ws://") + "/v1/stream"
-        self.events: list[dict[str, Any]] = []
-        self.socket: ClientConnection | None = None
-
-    async def open(self, **session: Any) -> Camera:
-        self.socket = await connect(self.url, subprotocols=["vlm.stream.v1"], max_size=None)  # type: ignore[list-item]
-        await self.until("session.created")
-        await self.say("session.update", session={"max_tokens": 8, "ignore_eos": True, "temperature": 0, **session})
-        await self.until("session.updated")
-        return self
-
-    async def resume(self) -> None:
-        """Come back and see that nothing was lost or repeated."""
-        created = self.events[0]
-        self.socket = await connect(self.url, subprotocols=["vlm.stream.v1"], max_size=None)  # type: ignore[list-item]
-        await self.say(
-            "session.resume",
-            session_id=created["session_id"],
-            resume_token=created["resume_token"],
-            last_seq=self.events[-1]["seq"],
-        )
-        while (event := json.loads(await asyncio.wait_for(self.socket.recv(), 20)))["type"] != "session.resumed":
-            assert event["type"] == "session.created", event
-
-    async def say(self, kind: str, **fields: Any) -> None:
-        assert self.socket is not None
-        await self.socket.send(json.dumps({"type": kind, **fields}))
-
-    async def send(self, data: bytes) -> None:
-        assert self.socket is not None
-        await self.socket.send(data)
-
-    async def next(self, timeout_s: float = 30) -> dict[str, Any]:
-        assert self.socket is not None
-        event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
-        assert event["seq"] == (self.events[-1]["seq"] if self.events else 0) + 1
-        self.events.append(event)
-        return event
-
-    async def until(self, kind: str, timeout_s: float = 30) -> dict[str, Any]:
-        while (event := await self.next(timeout_s))["type"] != kind:
-            pass
-        return event
-
-    async def ask(self, data: bytes | None = None, **response: Any) -> dict[str, Any]:
-        if data is not None:
-            await self.send(data)
-        await self.say("response.create", response=response)
-        return await self.until("response.done")
-
-    def cut(self) -> None:
-        assert self.socket is not None
-        self.socket.transport.abort()
-
-    async def close(self) -> None:
-        assert self.socket is not None
-        await self.socket.close()
-
-    def check(self) -> None:
-        """Every response that was created is done exactly once, and its text is what was said of it."""
-        created = [e["response_id"] for e in self.events if e["type"] == "response.created"]
-        done = [e for e in self.events if e["type"] == "response.done"]
-        assert [e["response_id"] for e in done] == created[: len(done)]
-        assert len(created) - len(done) <= 1  # the last one may still run
-        for event in done:
-            said = [
-                e["delta"]
-                for e in self.events
-                if e["type"] == "response.output_text.delta" and e["response_id"] == event["response_id"]
-            ]
-            assert "".join(said) == event["text"]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +54,7 @@ def run(story: Any, timeout_s: float = 90) -> None:
 
 def test_earlier_frames_are_computed_once(served: Served) -> None:
     async def story() -> None:
-        camera = await Camera(served).open(context_frames=4, prompt="What is new in the last of these pictures?")
+        camera = await Camera(served.url).open(context_frames=4, prompt="What is new in the last of these pictures?")
         cached, tokens = [], []
         for number in range(12):
             usage = (await camera.ask(framed(number, picture(number))))["usage"]
@@ -171,7 +74,7 @@ def test_earlier_frames_are_computed_once(served: Served) -> None:
 
 def test_a_still_scene_costs_no_engine_work(served: Served) -> None:
     async def story() -> None:
-        camera = await Camera(served).open(trigger={"mode": "on_change"})
+        camera = await Camera(served.url).open(trigger={"mode": "on_change"})
         steps = served.metric("beholder_engine_steps_total")
         await camera.send(picture(1, 10))
         await camera.until("response.done")
@@ -208,7 +111,7 @@ def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
                 return time.monotonic() - started
 
             alone = sorted([await chat() for _ in range(5)])[2]
-            cameras = [await Camera(served).open(trigger={"mode": "continuous"}, max_tokens=64) for _ in range(2)]
+            cameras = [await Camera(served.url).open(trigger={"mode": "continuous"}, max_tokens=64) for _ in range(2)]
 
             async def film(camera: Camera) -> None:
                 for number in range(1000):
@@ -238,7 +141,7 @@ def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
 def test_an_engine_killed_under_twenty_sessions_fails_each_once_and_all_go_on(served: Served) -> None:
     async def story() -> None:
         cameras = [
-            await Camera(served).open(trigger={"mode": "continuous"}, max_tokens=400, prompt=f"camera {number}")
+            await Camera(served.url).open(trigger={"mode": "continuous"}, max_tokens=400, prompt=f"camera {number}")
             for number in range(20)
         ]
         for number, camera in enumerate(cameras):
@@ -282,7 +185,7 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_a_storm_of_lost_connections_loses_and_repeats_nothing(served: Served, steps: list[tuple[int, str]]) -> None:
     async def story() -> None:
-        cameras = [await Camera(served).open(trigger={"mode": "continuous"}, max_tokens=24) for _ in range(4)]
+        cameras = [await Camera(served.url).open(trigger={"mode": "continuous"}, max_tokens=24) for _ in range(4)]
         for number, step in steps:
             camera = cameras[number]
             if step == "frame":

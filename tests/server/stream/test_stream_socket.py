@@ -198,10 +198,10 @@ def test_a_reader_that_stops_is_cut_off_and_nobody_else_notices(serve: Any, run:
     async def story() -> None:
         stuck = await server.connect(max_queue=1)
         await stuck.next()
+        live = next(iter(server.hub.sessions.values()))
         await stuck.frame()
         await stuck.say("response.create")
         stuck.socket.transport.pause_reading()
-        live = next(iter(server.hub.sessions.values()))
         other = await server.connect()
         await other.next()
         most = 0
