@@ -76,8 +76,10 @@ def detect(data: bytes) -> PictureFormat:
             code="image_format_unsupported",
         )
     if found is None:
+        what = describe(data)
+        hint = f"send {ACCEPTED}" if "video" not in what else "send it as a clip (video_url, or a file to /v1/captions)"
         raise ClientError(
-            f"this is {describe(data)}, not a picture that can be read; send {ACCEPTED}",
+            f"this is {what}, not a picture that can be read; {hint}",
             code="image_format_unsupported",
         )
     return found

@@ -36,6 +36,7 @@ from server.settings import Settings
 DEFAULT_PROMPT: Final = "Describe the picture."
 DEFAULT_CLIP_PROMPT: Final = "Describe the video."
 MAX_CHOICES: Final = 16
+MAX_FPS: Final = 240
 _SESSION_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -155,7 +156,7 @@ def _data_url(url: str, path: str, what: Literal["picture", "clip"], *, bare: bo
 
 def _looked_at(fps: float | None, max_frames: int | None, settings: Settings, path: str = "") -> VideoPart:
     """A clip without its data: how much of it is looked at."""
-    bounded(f"{path}fps", fps, 0, 240, above_low=True)
+    bounded(f"{path}fps", fps, 0, MAX_FPS, above_low=True)
     bounded(f"{path}max_frames", max_frames, 1, settings.max_video_frames)
     return VideoPart(fps=fps or 0.0, max_frames=max_frames or 0)
 

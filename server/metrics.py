@@ -22,7 +22,7 @@ _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.
 _TOKEN_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _STAGE_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
 _TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-_MEDIA_CODES: Final = ("image", "too_many_images", "invalid_data_url", "remote_")
+_MEDIA_CODES: Final = ("image", "video", "too_many_images", "too_many_frames", "invalid_data_url", "remote_")
 
 # vLLM's name, what it is, and the field of EngineStats. Totals begin at 0 again when the engine restarts.
 _ENGINE_TOTALS: Final = (
@@ -66,8 +66,10 @@ class Metrics:
         self._images = Counter("beholder_images", "Pictures taken in.", ["model_name"], registry=self.registry).labels(
             **self._labels
         )
+        self._clips = histogram("beholder_clip_frames", "Frames of a clip that were looked at.", _TOKENS)
+        self._clip_decode = histogram("beholder_clip_decode_seconds", "Decoding the clips.", _STAGE_S)
         self._image_tokens = histogram("beholder_image_tokens", "Vision tokens of a picture.", _TOKENS)
-        self._media_rejected = counter("beholder_media_rejected", "Requests refused for a picture.", "reason")
+        self._media_rejected = counter("beholder_media_rejected", "Requests refused for a picture or clip.", "reason")
         self._refused = counter("beholder_requests_refused", "Requests answered with an error, by code.", "code")
         self.registry.register(_ServiceCollector(self._labels, service, arena_bytes))
         for reason in ("stop", "length", "abort", "error"):  # A dashboard finds the series before the first event.
@@ -87,9 +89,14 @@ class Metrics:
         """A request passed preprocessing and admission."""
         self._prompt.observe(generation.num_prompt_tokens)
         self._preprocess.observe(generation.preprocess_ms / 1e3)
+        if generation.clips:
+            self._clip_decode.observe(generation.decode_ms / 1e3)
+            for clip in generation.clips:
+                self._clips.observe(len(clip.frame_times_s))
         if generation.images:
             self._images.inc(len(generation.images))
-            self._image_decode.observe(generation.decode_ms / 1e3)
+            if not generation.clips:
+                self._image_decode.observe(generation.decode_ms / 1e3)
             for image in generation.images:
                 self._image_tokens.observe(image.num_tokens)
 

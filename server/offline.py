@@ -48,7 +48,7 @@ from preprocess.wire import (
     VideoPart,
 )
 from server.faults import rejection
-from server.intake import DEFAULT_CLIP_PROMPT, DEFAULT_PROMPT, messages_of
+from server.intake import DEFAULT_CLIP_PROMPT, DEFAULT_PROMPT, MAX_FPS, messages_of
 from server.sampling_rules import sampling_options
 from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
 from server.subtitles import Cue
@@ -418,9 +418,10 @@ def _media_part(item: object) -> ImagePart | VideoPart:
 
 
 def _video_part(clip: Clip) -> VideoPart:
-    if clip.fps < 0 or clip.max_frames < 0:
+    if not (0 <= clip.fps <= MAX_FPS and clip.max_frames >= 0):
         raise ClientError(
-            f"fps {clip.fps:g} and max_frames {clip.max_frames}: expected nothing below 0.", code="invalid_value"
+            f"fps {clip.fps:g} and max_frames {clip.max_frames}: expected 0 to {MAX_FPS} and nothing below 0.",
+            code="invalid_value",
         )
     return VideoPart(data=_encoded(clip.source), fps=clip.fps, max_frames=clip.max_frames)
 

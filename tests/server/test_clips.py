@@ -69,6 +69,16 @@ def test_clips_count_with_pictures(client) -> None:
     assert "holds 4 pictures and clips; at most 3" in response.json()["error"]["message"]
 
 
+def test_clips_are_counted(client) -> None:
+    client.chat([{"type": "video_url", "video_url": {"url": URL}}])
+    client.chat([{"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}])
+    client.chat([{"type": "video_url", "video_url": {"url": ""}}])
+    lines = client.get("/metrics").text.splitlines()
+    assert 'beholder_clip_frames_sum{model_name="tiny"} 2.0' in lines
+    assert 'beholder_clip_decode_seconds_count{model_name="tiny"} 1.0' in lines
+    assert 'beholder_media_rejected_total{model_name="tiny",reason="video_empty"} 1.0' in lines
+
+
 # ---- captions -------------------------------------------------------------------------------------------------------
 
 

@@ -52,8 +52,9 @@ def test_frames_by_hand(beholder: Beholder, file: Path) -> None:
     assert len(beholder.caption(Clip(file, max_frames=1), **GREEDY).clips[0].frame_times_s) == 1
     gif = animation("GIF", 4, 1000)
     assert (len(beholder.caption(gif, **GREEDY).clips), len(beholder.caption(Clip(gif), **GREEDY).clips)) == (0, 1)
-    with pytest.raises(ClientError, match="below 0"):
-        beholder.caption(Clip(file, fps=-1))
+    for fps in (-1, float("inf"), float("nan")):
+        with pytest.raises(ClientError, match="expected 0 to 240"):
+            beholder.caption(Clip(file, fps=fps))
 
 
 def test_a_clip_in_a_chat(beholder: Beholder, file: Path) -> None:
