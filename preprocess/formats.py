@@ -37,6 +37,12 @@ _BMP_HEADER_SIZES: Final = {12, 40, 52, 56, 64, 108, 124}
 _AVIF_BRANDS: Final = {b"avif", b"avis"}
 _HEIF_BRANDS: Final = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 
+_MP4: Final = "an MP4 or QuickTime video"
+_MATROSKA: Final = "a Matroska or WebM video"
+_AVI: Final = "an AVI video"
+_CLIPS: Final = (_MP4, _MATROSKA, _AVI)
+"""What `preprocess.video` reads."""
+
 _OTHER_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"%PDF", "a PDF document"),
     (b"%!PS", "a PostScript document"),
@@ -49,7 +55,7 @@ _OTHER_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\x00\x00\x01\x00", "an icon file"),
     (b"qoif", "a QOI picture"),
     (b"DDS ", "a DDS texture"),
-    (b"\x1aE\xdf\xa3", "a Matroska or WebM video"),
+    (b"\x1aE\xdf\xa3", _MATROSKA),
     (b"\x00\x00\x01\xba", "an MPEG video"),
     (b"\x00\x00\x01\xb3", "an MPEG video"),
     (b"FLV\x01", "a Flash video"),
@@ -77,9 +83,9 @@ def detect(data: bytes) -> PictureFormat:
         )
     if found is None:
         what = describe(data)
-        hint = f"send {ACCEPTED}" if "video" not in what else "send it as a clip (video_url, or a file to /v1/captions)"
+        hint = ", or this one as a clip (video_url, or a file to /v1/captions)" if what in _CLIPS else ""
         raise ClientError(
-            f"this is {what}, not a picture that can be read; {hint}",
+            f"this is {what}, not a picture that can be read; send {ACCEPTED}{hint}",
             code="image_format_unsupported",
         )
     return found
@@ -121,9 +127,9 @@ def describe(data: bytes, wanted: str = "picture") -> str:
         if data.startswith(magic):
             return name
     if data[4:8] == b"ftyp":
-        return "an MP4 or QuickTime video"
+        return _MP4
     if data.startswith(b"RIFF"):
-        return {b"AVI ": "an AVI video", b"WAVE": "a WAV audio file"}.get(data[8:12], "a RIFF file")
+        return {b"AVI ": _AVI, b"WAVE": "a WAV audio file"}.get(data[8:12], "a RIFF file")
     return _describe_text(data[:1024], f"data of no known {wanted} format")
 
 
