@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -44,7 +43,7 @@ from preprocess.wire import (
 from server.faults import rejection
 from server.intake import DEFAULT_PROMPT, messages_of
 from server.sampling_rules import sampling_options
-from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
+from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings, SettingsError, nearest
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -152,6 +151,7 @@ class Beholder:
         self._running: dict[str, _Running] = {}
         self._serial = itertools.count()
         self._lock = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Beholder:
         return self
@@ -162,10 +162,15 @@ class Beholder:
         self.close()
 
     def close(self) -> None:
-        """Forget every running request. What was loaded is freed with this object."""
+        """End every running request: whoever waits for one, in another thread, gets an error. What was loaded is freed
+        with this object.
+        """
         with self._lock:
+            self._closed = True
             self._engine.reset()
             self._detokenizer.reset()
+            for running in self._running.values():
+                running.put(Delta(running.request_id, "", [], finish_reason="abort"))
             self._running.clear()
 
     # ---- what people call --------------------------------------------------------------------------------------------
@@ -183,7 +188,7 @@ class Beholder:
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt), _caption_options(sampling)))
+        return self._finish(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -193,7 +198,7 @@ class Beholder:
                 `caption` takes.
             **sampling: As for `caption`.
         """
-        turns = messages_of(_with_data_urls(messages), self.settings)
+        turns = messages_of(_with_data_urls(messages, self._max_bytes), self.settings)
         return self._finish(self._submit(turns, sampling_options(sampling)))
 
     def stream(
@@ -203,7 +208,7 @@ class Beholder:
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt), _caption_options(sampling)))
+        return self._pieces(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
 
     def caption_all(
         self, pictures: Iterable[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
@@ -224,7 +229,7 @@ class Beholder:
                         exhausted = True
                         break
                     try:
-                        running.append(self._submit(_question(picture, prompt), options))
+                        running.append(self._submit(_question(picture, prompt, self._max_bytes), options))
                     except BeholderError as error:
                         running.append(error)
                     self._step()  # those that run need not wait until all are prepared
@@ -249,6 +254,8 @@ class Beholder:
             raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
         running = _Running(prepared, started_s)
         with self._lock:
+            if self._closed:
+                raise ServiceError("This Beholder was closed; make another one.", code="closed")
             admission = self._engine.submit(prepared.request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
@@ -302,6 +309,11 @@ class Beholder:
             self._engine.abort(running.request_id)
         self._step()
 
+    @property
+    def _max_bytes(self) -> int:
+        """Of an encoded picture."""
+        return int(self.settings.max_image_mb * MEBIBYTE)
+
     @staticmethod
     def _num_active(running: Iterable[_Running | BeholderError]) -> int:
         return sum(isinstance(item, _Running) and item.last is None for item in running)
@@ -330,16 +342,17 @@ def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
     return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
-def _question(picture: Picture | Sequence[Picture], prompt: str) -> list[Message]:
+def _question(picture: Picture | Sequence[Picture], prompt: str, max_bytes: int) -> list[Message]:
     pictures = picture if isinstance(picture, (list, tuple)) else [picture]
     if not pictures:
         raise ClientError("There is no picture; expected at least one.", code="image_missing", param="picture")
-    images = [ImagePart(data=_encoded(item)) for item in pictures]
+    images = [ImagePart(data=_encoded(item, max_bytes)) for item in pictures]
     return [Message("user", [*images, TextPart(prompt)])]
 
 
-def _encoded(picture: object) -> bytes:
-    """The bytes of a picture in a file format.
+def _encoded(picture: object, max_bytes: int) -> bytes:
+    """The bytes of a picture in a file format; of a file at most one more than `max_bytes`, which is then refused for
+    its size (a device such as /dev/zero never ends).
 
     Raises:
         ClientError: The file cannot be read, or it is no picture at all.
@@ -348,7 +361,8 @@ def _encoded(picture: object) -> bytes:
         return bytes(picture)
     if isinstance(picture, (str, os.PathLike)):
         try:
-            return Path(picture).read_bytes()
+            with open(picture, "rb") as opened:
+                return opened.read(max_bytes + 1)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a possible file name"
             raise ClientError(f"{os.fspath(picture)!r} cannot be read: {reason}.", code="image_unreadable") from None
@@ -365,20 +379,20 @@ def _encoded(picture: object) -> bytes:
     return file.getvalue()
 
 
-def _with_data_urls(messages: Sequence[Mapping[str, object]]) -> list[Any]:
+def _with_data_urls(messages: Sequence[Mapping[str, object]], max_bytes: int) -> list[Any]:
     """The messages with every ``{"type": "image"}`` part as the `image_url` part that it stands for."""
     return [
-        {**message, "content": [_as_image_url(part) for part in content]}
+        {**message, "content": [_as_image_url(part, max_bytes) for part in content]}
         if isinstance(message, Mapping) and isinstance(content := message.get("content"), (list, tuple))
         else message
         for message in messages
     ]
 
 
-def _as_image_url(part: object) -> object:
+def _as_image_url(part: object, max_bytes: int) -> object:
     if not isinstance(part, Mapping) or part.get("type") != "image" or set(part) - {"type", "image", "detail"}:
         return part
-    data = base64.b64encode(_encoded(part.get("image"))).decode()
+    data = base64.b64encode(_encoded(part.get("image"), max_bytes)).decode()
     image_url = {"url": f"data:application/octet-stream;base64,{data}"}
     if "detail" in part:
         image_url["detail"] = part["detail"]
