@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -50,7 +49,7 @@ from preprocess.wire import (
 from server.faults import rejection
 from server.intake import DEFAULT_CLIP_PROMPT, DEFAULT_PROMPT, MAX_FPS, messages_of
 from server.sampling_rules import sampling_options
-from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
+from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings, SettingsError, nearest
 from server.subtitles import Cue
 
 if TYPE_CHECKING:
@@ -176,6 +175,7 @@ class Beholder:
         self._running: dict[str, _Running] = {}
         self._serial = itertools.count()
         self._lock = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Beholder:
         return self
@@ -186,10 +186,15 @@ class Beholder:
         self.close()
 
     def close(self) -> None:
-        """Forget every running request. What was loaded is freed with this object."""
+        """End every running request: whoever waits for one, in another thread, gets an error. What was loaded is freed
+        with this object.
+        """
         with self._lock:
+            self._closed = True
             self._engine.reset()
             self._detokenizer.reset()
+            for running in self._running.values():
+                running.put(Delta(running.request_id, "", [], finish_reason="abort"))
             self._running.clear()
 
     # ---- what people call --------------------------------------------------------------------------------------------
@@ -205,7 +210,7 @@ class Beholder:
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt), _caption_options(sampling)))
+        return self._finish(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -215,7 +220,7 @@ class Beholder:
                 `caption` takes, and so does ``{"type": "video", "video": …}`` for clips.
             **sampling: As for `caption`.
         """
-        turns = messages_of(_with_data_urls(messages), self.settings)
+        turns = messages_of(_with_data_urls(messages, self._max_bytes), self.settings)
         return self._finish(self._submit(turns, sampling_options(sampling)))
 
     def timed_captions(
@@ -237,7 +242,7 @@ class Beholder:
         Returns:
             What is said of which time; `server.subtitles` makes files of it.
         """
-        part = _video_part(clip if isinstance(clip, Clip) else Clip(clip))
+        part = _video_part(clip if isinstance(clip, Clip) else Clip(clip), self._max_bytes)
         messages = [Message("user", [part, TextPart(DEFAULT_CLIP_PROMPT if prompt is None else prompt)])]
         running = self._submit_all(messages, _caption_options(sampling), Segmenting(segment_s))
         try:
@@ -256,7 +261,7 @@ class Beholder:
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt), _caption_options(sampling)))
+        return self._pieces(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
 
     def caption_all(
         self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
@@ -277,7 +282,7 @@ class Beholder:
                         exhausted = True
                         break
                     try:
-                        running.append(self._submit(_question(picture, prompt), options))
+                        running.append(self._submit(_question(picture, prompt, self._max_bytes), options))
                     except BeholderError as error:
                         running.append(error)
                     self._step()  # those that run need not wait until all are prepared
@@ -320,6 +325,8 @@ class Beholder:
 
     def _admit(self, running: _Running, request: EngineRequest) -> None:
         with self._lock:
+            if self._closed:
+                raise ServiceError("This Beholder was closed; make another one.", code="closed")
             admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
@@ -372,6 +379,11 @@ class Beholder:
             self._engine.abort(running.request_id)
         self._step()
 
+    @property
+    def _max_bytes(self) -> int:
+        """Of an encoded picture or clip: which of the two a file is, it tells when it has been read."""
+        return int(max(self.settings.max_image_mb, self.settings.max_video_mb) * MEBIBYTE)
+
     @staticmethod
     def _num_active(running: Iterable[_Running | BeholderError]) -> int:
         return sum(isinstance(item, _Running) and item.last is None for item in running)
@@ -400,34 +412,35 @@ def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
     return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
-def _question(picture: Picture | Sequence[Picture], prompt: str | None) -> list[Message]:
+def _question(picture: Picture | Sequence[Picture], prompt: str | None, max_bytes: int) -> list[Message]:
     pictures = picture if isinstance(picture, (list, tuple)) else [picture]
     if not pictures:
         raise ClientError("There is no picture; expected at least one.", code="image_missing", param="picture")
-    parts = [_media_part(item) for item in pictures]
+    parts = [_media_part(item, max_bytes) for item in pictures]
     if prompt is None:
         prompt = DEFAULT_CLIP_PROMPT if any(isinstance(part, VideoPart) for part in parts) else DEFAULT_PROMPT
     return [Message("user", [*parts, TextPart(prompt)])]
 
 
-def _media_part(item: object) -> ImagePart | VideoPart:
+def _media_part(item: object, max_bytes: int) -> ImagePart | VideoPart:
     if isinstance(item, Clip):
-        return _video_part(item)
-    data = _encoded(item)
+        return _video_part(item, max_bytes)
+    data = _encoded(item, max_bytes)
     return VideoPart(data=data) if is_video(data[:64]) else ImagePart(data=data)
 
 
-def _video_part(clip: Clip) -> VideoPart:
+def _video_part(clip: Clip, max_bytes: int) -> VideoPart:
     if not (0 <= clip.fps <= MAX_FPS and clip.max_frames >= 0):
         raise ClientError(
             f"fps {clip.fps:g} and max_frames {clip.max_frames}: expected 0 to {MAX_FPS} and nothing below 0.",
             code="invalid_value",
         )
-    return VideoPart(data=_encoded(clip.source), fps=clip.fps, max_frames=clip.max_frames)
+    return VideoPart(data=_encoded(clip.source, max_bytes), fps=clip.fps, max_frames=clip.max_frames)
 
 
-def _encoded(picture: object) -> bytes:
-    """The bytes of a picture in a file format.
+def _encoded(picture: object, max_bytes: int) -> bytes:
+    """The bytes of a picture in a file format; of a file at most one more than `max_bytes`, which is then refused for
+    its size (a device such as /dev/zero never ends).
 
     Raises:
         ClientError: The file cannot be read, or it is no picture at all.
@@ -436,7 +449,8 @@ def _encoded(picture: object) -> bytes:
         return bytes(picture)
     if isinstance(picture, (str, os.PathLike)):
         try:
-            return Path(picture).read_bytes()
+            with open(picture, "rb") as opened:
+                return opened.read(max_bytes + 1)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a possible file name"
             raise ClientError(f"{os.fspath(picture)!r} cannot be read: {reason}.", code="image_unreadable") from None
@@ -453,10 +467,10 @@ def _encoded(picture: object) -> bytes:
     return file.getvalue()
 
 
-def _with_data_urls(messages: Sequence[Mapping[str, object]]) -> list[Any]:
+def _with_data_urls(messages: Sequence[Mapping[str, object]], max_bytes: int) -> list[Any]:
     """The messages with every ``{"type": "image"}`` or ``"video"`` part as the URL part that it stands for."""
     return [
-        {**message, "content": [_as_url(part) for part in content]}
+        {**message, "content": [_as_url(part, max_bytes) for part in content]}
         if isinstance(message, Mapping) and isinstance(content := message.get("content"), (list, tuple))
         else message
         for message in messages
@@ -466,10 +480,10 @@ def _with_data_urls(messages: Sequence[Mapping[str, object]]) -> list[Any]:
 _URL_FIELDS: Final = {"image": ("detail",), "video": ("fps", "max_frames")}
 
 
-def _as_url(part: object) -> object:
+def _as_url(part: object, max_bytes: int) -> object:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in _URL_FIELDS or set(part) - {"type", kind, *_URL_FIELDS[kind]}:
         return part
-    data = base64.b64encode(_encoded(part.get(kind))).decode()
+    data = base64.b64encode(_encoded(part.get(kind), max_bytes)).decode()
     fields = {name: part[name] for name in _URL_FIELDS[kind] if name in part}
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:application/octet-stream;base64,{data}", **fields}}
