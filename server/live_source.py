@@ -7,6 +7,7 @@ the owner's own choice, on the command line: nothing here is reached by a reques
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 import time
@@ -40,6 +41,8 @@ _STREAMS: Final = {
     "rtsps": ("rtsp", "rtsp,rtp,tcp,udp,tls"),
 }
 """Scheme → (FFmpeg's demuxer, protocols that it may use). It is never asked to guess."""
+
+_PASSWORD: Final = re.compile(r"//[^/@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +195,19 @@ def _stream(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop
     options = {"protocol_whitelist": protocols, "fflags": "nobuffer", "max_pixels": str(limits.max_video_pixels)}
     if demuxer == "rtsp":
         options["rtsp_transport"] = "tcp"
-    with _in_plain_words(source):
+    name = _PASSWORD.sub("//", source)
+    with _in_plain_words(name):
         container = av.open(source, "r", format=demuxer, options=options, timeout=(_OPEN_TIMEOUT_S, _READ_TIMEOUT_S))
     with container:
         if not container.streams.video:
-            raise ClientError(f"{source} gives no video", code="bad_source")
+            raise ClientError(f"{name} gives no video", code="bad_source")
         stream = container.streams.video[0]
         if stream.codec_context is None or stream.codec_context.name not in CODECS:
-            raise ClientError(f"{source} gives video of a kind that is not read here", code="bad_source")
+            raise ClientError(f"{name} gives video of a kind that is not read here", code="bad_source")
         frames = container.decode(stream)
         started = time.monotonic()
         while not stop.is_set():
-            with _in_plain_words(source):
+            with _in_plain_words(name):
                 frame = next(frames, None)
             if frame is None:
                 return
@@ -212,7 +216,7 @@ def _stream(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop
 
 
 @contextmanager
-def _in_plain_words(source: str) -> Iterator[None]:
+def _in_plain_words(name: str) -> Iterator[None]:
     """FFmpeg's errors as ours."""
     import av
 
@@ -224,4 +228,4 @@ def _in_plain_words(source: str) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or type(error).__name__
         if isinstance(error, av.error.ExitError):
             reason = f"nothing came for {_READ_TIMEOUT_S:g} s"
-        raise ClientError(f"{source} cannot be read: {reason}", code="bad_source") from error
+        raise ClientError(f"{name} cannot be read: {reason}", code="bad_source") from error

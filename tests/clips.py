@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import av
 import numpy as np
+from av.stream import Disposition
 from PIL import Image
 
 BITS: Final = 12
@@ -95,11 +96,18 @@ def clip(
     return buffer.getvalue()
 
 
-def sound_only(kind: str = "mp4") -> bytes:
-    """A file of silence."""
+def sound_only(*, cover: bool = False) -> bytes:
+    """An MP4 of silence, perhaps with the picture of an album."""
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=MUXERS[kind]) as container:
-        _silence(container, container.add_stream("aac", rate=48000))
+    with av.open(buffer, "w", format="mp4") as container:
+        audio = container.add_stream("aac", rate=48000)
+        if cover:
+            picture: Any = container.add_stream("png", rate=1)
+            picture.width, picture.height, picture.pix_fmt = *SIZE, "rgb24"
+            picture.disposition = Disposition.attached_pic
+            container.mux(picture.encode(av.VideoFrame.from_image(numbered(1))))
+            container.mux(picture.encode())
+        _silence(container, audio)
     return buffer.getvalue()
 
 

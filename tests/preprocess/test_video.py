@@ -280,6 +280,11 @@ def test_sound_alone() -> None:
     assert (error.code, error.message) == ("video_missing", "the MP4 file holds sound and no video; send a clip")
 
 
+def test_the_cover_of_an_album_is_no_video() -> None:
+    error = refusal(sound_only(cover=True))
+    assert (error.code, error.message) == ("video_missing", "the MP4 file holds sound and no video; send a clip")
+
+
 def test_a_codec_that_is_not_on_the_list() -> None:
     error = refusal(clip("mkv", 3, codec="ffv1"))
     assert error.code == "video_codec_unsupported"

@@ -177,8 +177,9 @@ def test_a_web_page_is_no_camera() -> None:
 def test_a_refusal_and_nobody_there() -> None:
     with http(lambda handler: handler.send_error(404)) as url, pytest.raises(ClientError, match="404"):
         frames_of(url)
-    with pytest.raises(ClientError, match="Connection refused"):
-        frames_of(url)
+    with pytest.raises(ClientError, match="Connection refused") as caught:
+        frames_of(url.replace("//", "//user:secret@"))
+    assert "secret" not in caught.value.message
 
 
 # ---- RTSP -----------------------------------------------------------------------------------------------------------
