@@ -270,8 +270,6 @@ def _check_clip_fields(fields: CaptionRequest, num_clips: int, num_media: int) -
     if fields.format in TIMED_FORMATS:
         if (num_clips, num_media) != (1, 1):
             raise invalid("format", f"`format` {fields.format} is for one clip; the request holds something else.")
-        if fields.stream:
-            raise invalid("stream", f"`stream` cannot be had with `format` {fields.format}.")
         bounded("segment_s", fields.segment_s, 0, 86_400, above_low=True)
     elif fields.segment_s is not None:
         raise invalid("segment_s", f"`segment_s` is for `format` {' or '.join(TIMED_FORMATS)}.")

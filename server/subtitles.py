@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,23 +20,40 @@ class Cue(msgspec.Struct, frozen=True):
     text: str
 
 
+class SubtitleFile:
+    """A file in the making: write `head`, then what `add` gives for each cue.
+
+    Cues without text are left out: in a SubRip file they would end it for some players.
+    """
+
+    def __init__(self, format: Literal["srt", "vtt"]) -> None:
+        self._is_srt = format == "srt"
+        self._number = 0
+        self.head = "" if self._is_srt else "WEBVTT\n"
+
+    def add(self, cue: Cue) -> str:
+        """The next piece of the file; empty for a cue without text."""
+        text = _one_paragraph(cue.text)
+        if not text:
+            return ""
+        if not self._is_srt:
+            text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            return f"\n{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n{text}\n"
+        self._number += 1
+        times = f"{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}"
+        return f"{self._number}\n{times}\n{text.replace('-->', '→')}\n\n"
+
+
 def srt(cues: Iterable[Cue]) -> str:
-    """A SubRip file. Cues without text are left out: they would end the file for some players."""
-    spoken = [(cue, _one_paragraph(cue.text).replace("-->", "→")) for cue in cues]
-    return "".join(
-        f"{number}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{text}\n\n"
-        for number, (cue, text) in enumerate(((cue, text) for cue, text in spoken if text), start=1)
-    )
+    """A whole SubRip file."""
+    file = SubtitleFile("srt")
+    return file.head + "".join(map(file.add, cues))
 
 
 def webvtt(cues: Iterable[Cue]) -> str:
-    """A WebVTT file."""
-    blocks = ["WEBVTT\n"]
-    for cue in cues:
-        text = _one_paragraph(cue.text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        if text:
-            blocks.append(f"{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n{text}\n")
-    return "\n".join(blocks)
+    """A whole WebVTT file."""
+    file = SubtitleFile("vtt")
+    return file.head + "".join(map(file.add, cues))
 
 
 def _one_paragraph(text: str) -> str:

@@ -242,7 +242,7 @@ async def _send_piece(send: Send, piece: bytes) -> None:
     await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def collect(request: Request, answer: Answer, on_delta: Callable[[int, Delta], None]) -> None:
+async def collect(request: Request, answer: Answer, on_delta: Callable[[int, Delta], object]) -> None:
     """Run an answer to its end for a client that waits for the whole.
 
     Raises:

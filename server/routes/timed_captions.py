@@ -1,8 +1,13 @@
-"""Captions of a clip part by part: the parts are choices of one request, so the engine runs them side by side."""
+"""Captions of a clip part by part: the parts are choices of one request, so the engine runs them side by side.
+
+A stream gives each part as soon as it and all before it are ready, so that a player can start on an unfinished file.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Final, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -10,9 +15,11 @@ from starlette.responses import Response
 
 from preprocess.wire import ClipInfo, Delta
 from server.intake import Call
-from server.routes.answering import Answer, Timings, collect
+from server.routes.answering import Answer, Stream, Timings, collect
 from server.routes.chat import CompletionUsage, completion_usage
-from server.subtitles import Cue, srt, webvtt
+from server.subtitles import Cue, SubtitleFile
+
+_MEDIA_TYPES: Final = {"srt": "application/x-subrip", "vtt": "text/vtt"}
 
 
 class TimedCaption(Cue, frozen=True, kw_only=True):
@@ -23,7 +30,7 @@ class TimedCaption(Cue, frozen=True, kw_only=True):
 
 
 class TimedCaptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer as JSON. `text` is that of all parts, a line each."""
+    """The answer as JSON, and the last event of its stream. `text` is that of all parts, a line each."""
 
     id: str
     object: Literal["caption.timed"] = "caption.timed"
@@ -36,33 +43,86 @@ class TimedCaptions(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
 
 
+class _Parts:
+    """What has been said of each part so far."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._texts: list[list[str]] = [[] for _ in answer.generation.segments]
+        self._finish_reasons: list[str] = ["" for _ in answer.generation.segments]
+        self.cues: list[TimedCaption] = []
+        """Of the parts that are ready, up to the first that is not."""
+
+    def add(self, index: int, delta: Delta) -> list[TimedCaption]:
+        """Take a delta; gives what has become ready."""
+        self._texts[index].append(delta.text)
+        self._finish_reasons[index] = delta.finish_reason or ""
+        ready = []
+        while len(self.cues) < len(self._texts) and self._finish_reasons[len(self.cues)]:
+            place = len(self.cues)
+            start, end = self._answer.generation.segments[place]
+            cue = TimedCaption(
+                start=start,
+                end=end,
+                text="".join(self._texts[place]).strip(),
+                index=place,
+                finish_reason=self._finish_reasons[place],
+            )
+            self.cues.append(cue)
+            ready.append(cue)
+        return ready
+
+    def whole(self, caption_id: str) -> TimedCaptions:
+        """When all are ready."""
+        answer = self._answer
+        return TimedCaptions(
+            id=caption_id,
+            created=answer.arrival.unix_s,
+            model=answer.context.settings.model_name,
+            text="\n".join(cue.text for cue in self.cues),
+            segments=self.cues,
+            clip=answer.generation.clips[0],
+            usage=completion_usage(answer.usage()),
+            timings=answer.timings(),
+        )
+
+
 async def timed_captions(caption_id: str, request: Request, call: Call, answer: Answer) -> Response:
-    """Run all parts to their end and answer in the format that was asked for."""
-    segments = answer.generation.segments
-    texts: list[list[str]] = [[] for _ in segments]
-    finish_reasons = [""] * len(segments)
+    """Run all parts and answer in the format that was asked for."""
+    if call.stream and call.format == "timed_json":
+        return Stream(answer, _events(caption_id, answer))
+    if call.stream:
+        return Stream(answer, _pieces(call, answer), _MEDIA_TYPES[call.format])
+    parts = _Parts(answer)
+    await collect(request, answer, parts.add)
+    if call.format == "timed_json":
+        return Response(msgspec.json.encode(parts.whole(caption_id)), media_type="application/json")
+    file = _file(call)
+    return Response(file.head + "".join(map(file.add, parts.cues)), media_type=_MEDIA_TYPES[call.format])
 
-    def on_delta(index: int, delta: Delta) -> None:
-        texts[index].append(delta.text)
-        finish_reasons[index] = delta.finish_reason or finish_reasons[index]
 
-    await collect(request, answer, on_delta)
-    cues = [
-        TimedCaption(start=start, end=end, text="".join(pieces).strip(), index=index, finish_reason=reason)
-        for index, ((start, end), pieces, reason) in enumerate(zip(segments, texts, finish_reasons, strict=True))
-    ]
-    if call.format == "srt":
-        return Response(srt(cues), media_type="application/x-subrip")
-    if call.format == "vtt":
-        return Response(webvtt(cues), media_type="text/vtt")
-    body = TimedCaptions(
-        id=caption_id,
-        created=answer.arrival.unix_s,
-        model=answer.context.settings.model_name,
-        text="\n".join(cue.text for cue in cues),
-        segments=cues,
-        clip=answer.generation.clips[0],
-        usage=completion_usage(answer.usage()),
-        timings=answer.timings(),
-    )
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def _file(call: Call) -> SubtitleFile:
+    return SubtitleFile("srt" if call.format == "srt" else "vtt")
+
+
+async def _events(caption_id: str, answer: Answer) -> AsyncGenerator[bytes, None]:
+    """Each part, then the whole."""
+    parts = _Parts(answer)
+    async with contextlib.aclosing(answer.deltas()) as deltas:
+        async for index, delta in deltas:
+            for cue in parts.add(index, delta):
+                yield b"data: " + msgspec.json.encode(cue) + b"\n\n"
+    yield b"data: " + msgspec.json.encode(parts.whole(caption_id)) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+async def _pieces(call: Call, answer: Answer) -> AsyncGenerator[bytes, None]:
+    """The file as it grows."""
+    parts, file = _Parts(answer), _file(call)
+    if file.head:
+        yield file.head.encode()
+    async with contextlib.aclosing(answer.deltas()) as deltas:
+        async for index, delta in deltas:
+            piece = "".join(map(file.add, parts.add(index, delta)))
+            if piece:
+                yield piece.encode("utf-8", "replace")

@@ -60,6 +60,7 @@ def test_subtitles(served: Served, offline: Beholder) -> None:
     answer = ask(served, CLIP, format="srt", segment_s=1)
     assert answer.text == srt(offline.timed_captions(CLIP, segment_s=1, **GREEDY))
     assert answer.text.count("-->") == 4
+    assert ask(served, CLIP, format="srt", segment_s=1, stream=True).text == answer.text
 
 
 def test_more_frames_than_the_lease_has_room_for(served: Served, offline: Beholder) -> None:

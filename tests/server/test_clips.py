@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 
@@ -156,12 +157,27 @@ def test_timed_captions_as_json(client) -> None:
     assert answer["timings"]["total_ms"] > 0
 
 
+@pytest.mark.parametrize("format", ["srt", "vtt"])
+def test_a_stream_of_subtitles_is_the_same_file(client, format) -> None:
+    whole = form(client, ("video", ("clip.mp4", MP4)), format=format)
+    stream = form(client, ("video", ("clip.mp4", MP4)), format=format, stream="true")
+    assert stream.text == whole.text
+    assert stream.headers["content-type"] == whole.headers["content-type"]
+
+
+def test_a_stream_of_timed_captions(client) -> None:
+    events = form(client, ("video", ("clip.mp4", MP4)), format="timed_json", stream="true").text.split("\n\n")
+    first, second, whole = (json.loads(event.removeprefix("data: ")) for event in events[:3])
+    assert (first["index"], first["start"], second["index"]) == (0, 0, 1)
+    assert whole["segments"] == [first, second]
+    assert events[3:] == ["data: [DONE]", ""]
+
+
 @pytest.mark.parametrize(
     ("files", "fields", "param", "says"),
     [
         (["picture"], {"format": "srt"}, "format", "is for one clip"),
         (["clip", "picture"], {"format": "vtt"}, "format", "is for one clip"),
-        (["clip"], {"format": "srt", "stream": "true"}, "stream", "cannot be had with `format` srt"),
         (["clip"], {"format": "srt", "segment_s": "0"}, "segment_s", "is 0; expected above 0"),
         (["clip"], {"segment_s": "5"}, "segment_s", "is for `format` timed_json or srt or vtt"),
         (["picture"], {"fps": "5"}, "fps", "is for clips, and there is none"),
