@@ -11,22 +11,21 @@ that lead to a wanted frame, so that hours of video cost a few decoded frames:
 from __future__ import annotations
 
 import io
-import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 import av
 import numpy as np
 from av.stream import Disposition
-from PIL import Image
 
 from preprocess.config import MediaLimits
+from preprocess.display_matrix import upright
 from preprocess.errors import ClientError
 from preprocess.timeline import Timeline
 from preprocess.video_formats import CODECS, ClipFormat
@@ -34,12 +33,12 @@ from preprocess.video_limits import check_duration, check_size
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from av.buffer import Buffer
     from av.container import InputContainer
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream as Stream
+    from PIL import Image
 
 av.logging.set_level(None)  # FFmpeg's remarks on odd files are not for our log
 
@@ -56,18 +55,6 @@ run-ups of 1,000 frames of 1080p, which take some seconds on one core."""
 
 _NEAR: Final = 0.25
 """How far from its time such a key frame may be, as a share of the time between two wanted frames."""
-
-_Turn = Image.Transpose
-_TURNS: Final = {
-    (0, 1, -1, 0): _Turn.ROTATE_270,
-    (-1, 0, 0, -1): _Turn.ROTATE_180,
-    (0, -1, 1, 0): _Turn.ROTATE_90,
-    (-1, 0, 0, 1): _Turn.FLIP_LEFT_RIGHT,
-    (1, 0, 0, -1): _Turn.FLIP_TOP_BOTTOM,
-    (0, 1, 1, 0): _Turn.TRANSPOSE,
-    (0, -1, -1, 0): _Turn.TRANSVERSE,
-}
-"""What makes a frame upright, by the signs of its display matrix ((a, b), (c, d)): x' = a·x + c·y, y' = b·x + d·y."""
 
 
 class VideoStream:
@@ -304,27 +291,3 @@ def _decode(codec: VideoCodecContext, packet: Packet[Stream] | None) -> list[Vid
 def _time_of(frame: VideoFrame) -> int:
     time = frame.pts if frame.pts is not None else frame.dts
     return 0 if time is None else time
-
-
-def upright(frame: VideoFrame) -> Image.Image:
-    """A decoded frame as an RGB picture, the way it is to be shown."""
-    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
-    turn = _turn(frame)
-    return image if turn is None else image.transpose(turn)
-
-
-def _turn(frame: VideoFrame) -> Image.Transpose | None:
-    """What makes the frame upright: FFmpeg decodes a phone's video as its sensor lay."""
-    matrix = cast("Mapping[str, Buffer]", frame.side_data).get("DISPLAYMATRIX")
-    if matrix is None:
-        return None
-    a, b, _, c, d = struct.unpack("=5i", bytes(matrix)[:20])
-    if abs(a) + abs(d) >= abs(b) + abs(c):
-        b = c = 0
-    else:
-        a = d = 0
-    return _TURNS.get((_sign(a), _sign(b), _sign(c), _sign(d)))
-
-
-def _sign(number: int) -> int:
-    return (number > 0) - (number < 0)

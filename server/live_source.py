@@ -190,7 +190,7 @@ def _stream(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop
     """Every frame of a camera as it comes."""
     import av
 
-    from preprocess.video_stream import upright
+    from preprocess.display_matrix import upright
 
     options = {"protocol_whitelist": protocols, "fflags": "nobuffer", "max_pixels": str(limits.max_video_pixels)}
     if demuxer == "rtsp":
