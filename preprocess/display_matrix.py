@@ -1,4 +1,4 @@
-"""Makes decoded frames upright: FFmpeg gives them as the sensor lay, with a matrix that says how they are to be shown."""
+"""Makes decoded frames upright: FFmpeg gives them as the sensor lay, with a matrix that says how to show them."""
 
 from __future__ import annotations
 

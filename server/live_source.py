@@ -192,6 +192,7 @@ def _stream(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop
 
     from preprocess.display_matrix import upright
 
+    av.logging.set_level(None)  # what went wrong is said in our words
     options = {"protocol_whitelist": protocols, "fflags": "nobuffer", "max_pixels": str(limits.max_video_pixels)}
     if demuxer == "rtsp":
         options["rtsp_transport"] = "tcp"
