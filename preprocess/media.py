@@ -34,6 +34,9 @@ MAX_SEGMENTS: Final = 64
 SEGMENT_S: Final = 4
 """Length of a timed caption's segment, unless the clip is so long that this would make too many."""
 
+_LEAST_FRAMES: Final = 2
+"""Of a segment, unless the client asks for fewer: in one frame nothing moves."""
+
 T = TypeVar("T")
 
 
@@ -131,7 +134,8 @@ class Media:
         wanted: list[list[int]] = []
         for start_s, end_s in bounds:
             piece, first = timeline.between(start_s, end_s)
-            wanted.append([first + number for number in family.sample(piece, part.fps, most)])
+            fps = part.fps or max(family.fps, float(_LEAST_FRAMES / (end_s - start_s)) if end_s > start_s else 0.0)
+            wanted.append([first + number for number in family.sample(piece, fps, most)])
             self._check_num_frames(
                 len(wanted[-1]),
             )

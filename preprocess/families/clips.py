@@ -15,11 +15,13 @@ class ClipFamily(Protocol):
     """How one model family wants its clips.
 
     Attributes:
-        max_frames: Frames that are looked at, at most, unless the client asks for another number.
+        fps: Frames a second that are looked at, unless the client asks for another rate.
+        max_frames: Frames that are looked at, at most, likewise.
         frame_bytes: Of one frame's pixels.
         frame_tokens: Vision tokens of one frame.
     """
 
+    fps: float
     max_frames: int
     frame_bytes: int
     frame_tokens: int

@@ -41,7 +41,7 @@ class SmolVLMClips:
         sampling = sampling if isinstance(sampling, dict) else {}
         self.max_frames = max(int(sampling.get("max_frames") or _DEFAULT_MAX_FRAMES), 1)
         self.frame_bytes = tile * tile * 3
-        self._fps = Fraction(sampling.get("fps") or _DEFAULT_FPS)
+        self.fps = float(sampling.get("fps") or _DEFAULT_FPS)
         self._size = settings.get("size") or sampling.get("video_size") or {}
         self._tile = tile
         self.frame_tokens = tokens_per_tile
@@ -49,7 +49,7 @@ class SmolVLMClips:
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`."""
-        most, per_second = max_frames or self.max_frames, Fraction(fps) if fps else self._fps
+        most, per_second = max_frames or self.max_frames, Fraction(fps or self.fps)
         num_frames, duration, rate = timeline.num_frames, timeline.duration_s, timeline.rate
         wanted = max(min(round(per_second * duration), most), 1)
         first, last = 0, num_frames - 1

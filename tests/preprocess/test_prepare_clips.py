@@ -207,6 +207,13 @@ def test_a_clip_in_segments_becomes_a_request_for_each(folder: Path, preparer: P
     assert answer.clips[0].frame_times_s == sorted(answer.clips[0].frame_times_s)
 
 
+def test_a_short_segment_has_two_frames(preparer: Preparer) -> None:
+    """One second has one frame by the model's own rate."""
+    for fps, num_frames in [(0, 2), (1, 1), (4, 4)]:
+        answer = prepared(preparer, VideoPart(CLIP, fps=fps), segmenting=Segmenting(1))
+        assert [len(request.media) for request in (answer.request, *answer.further)] == [num_frames] * 4
+
+
 def test_a_short_clip_is_one_segment(preparer: Preparer) -> None:
     answer = prepared(preparer, VideoPart(CLIP), QUESTION, segmenting=Segmenting())
     assert (answer.segments, answer.further) == ([(0, 4)], [])
