@@ -144,17 +144,22 @@ class VideoStream:
     def frames(self, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Image]]:
         """See `preprocess.video.Clip`."""
         given = -1
-        for time, frame in self._decoded(self._affordable(wanted)):
-            number = int(np.searchsorted(self.timeline.ticks, time - self._first_time, side="right")) - 1
-            if number > given:
-                given = number
-                yield number, self._picture(frame)
-        if given < 0:
-            raise self._unreadable()
+        for keys_before in (1, 2):  # where all runs begin with damaged key frames, those before them may be good
+            for time, frame in self._decoded(self._affordable(wanted), keys_before):
+                number = int(np.searchsorted(self.timeline.ticks, time - self._first_time, side="right")) - 1
+                if number > given:
+                    given = number
+                    yield number, self._picture(frame)
+            if given >= 0:
+                return
+        raise self._unreadable()
 
-    def _decoded(self, wanted: Sequence[int]) -> Iterator[_Decoded]:
-        """For each wanted frame itself, or else the last good one before it, or else the first good one after it."""
-        places = [self._place(number) for number in wanted]
+    def _decoded(self, wanted: Sequence[int], keys_before: int) -> Iterator[_Decoded]:
+        """For each wanted frame itself, or else the last good one before it, or else the first good one after it.
+
+        Decoding starts so many key frames before each.
+        """
+        places = [self._place(number, keys_before) for number in wanted]
         wanted_packets = {place.packet for place in places}
         waiting = deque(places)
         gives_times = self._format.demuxer in _GIVES_FRAME_TIMES
@@ -202,13 +207,14 @@ class VideoStream:
 
     # ---- where frames lie --------------------------------------------------------------------------------------------
 
-    def _place(self, number: int) -> _Place:
-        """Where a frame of the timeline lies, and the key frame before it."""
+    def _place(self, number: int, keys_before: int = 1) -> _Place:
+        """Where a frame of the timeline lies, and a key frame before it."""
         time = int(self.timeline.ticks[number]) + self._first_time
         packet = int(self._by_time[np.searchsorted(self._times, time, sorter=self._by_time)])
         key = int(np.searchsorted(self._keys, packet, side="right")) - 1
         while key > 0 and self._times[self._keys[key]] > time:  # shown before that key frame, though it lies behind it
             key -= 1
+        key -= keys_before - 1
         return _Place(time, packet, int(self._keys[key]) if key >= 0 else 0)
 
     @cached_property

@@ -198,6 +198,18 @@ def test_a_cut_off_tail_leaves_what_came_before(kind: str) -> None:
     assert 100 < shown(data, [found.num_frames - 1])[0][0] <= found.num_frames - 1
 
 
+def test_a_damaged_key_frame_is_replaced_by_what_was_before() -> None:
+    data = bytearray(clip("mp4", 24, key_every=12))
+    with av.open(io.BytesIO(bytes(data))) as container:
+        packet = [packet for packet in container.demux(video=0) if packet.is_keyframe][1]
+        place, size = packet.pos, packet.size
+    assert place is not None
+    data[place : place + size] = bytes(size)
+    [(number, seen)] = shown(bytes(data), [12])
+    assert 8 <= number == seen < 12
+    assert shown(bytes(data), [3, 12])[0] == (3, 3)
+
+
 def test_an_mp4_without_its_index_is_refused() -> None:
     assert "cut off" in refusal(clip("mp4", 50)[:-400]).message
 
