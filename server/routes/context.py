@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from server.metrics import Metrics
+from server.routes.connection import BodyBudget
 from server.service import Service
 from server.settings import Settings
+
+MAX_BODY_BYTES_IN_FLIGHT: Final = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -18,3 +22,4 @@ class Context:
     metrics: Metrics
     version: str
     created_s: int
+    bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_BODY_BYTES_IN_FLIGHT))
