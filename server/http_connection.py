@@ -24,6 +24,7 @@ class HttpConnection(H11Protocol):
     """What uvicorn makes for each connection; give it to `uvicorn.Config` as `http`."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _is_upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first request is awaited."""
@@ -59,7 +60,15 @@ class HttpConnection(H11Protocol):
             pass  # an answer is on its way already: there is no place for another
         self.transport.close()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Another protocol takes the connection over, and with it the time."""
+        self._stop_watching()
+        self._is_upgraded = True
+        super().handle_websocket_upgrade(event)
+
     def _watch_head(self) -> None:
+        if self._is_upgraded:
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_watching()
         elif self._head_timer is None and self.timeout_keep_alive_task is None:

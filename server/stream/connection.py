@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from typing import Final
 
@@ -24,6 +25,7 @@ from server.stream.outbox import encode
 from server.stream.websocket import EXTENSION, WebSocketProtocol
 from server.stream.work import Close, CloseCode
 
+_log = logging.getLogger("beholder.stream")
 PROTOCOL: Final = "vlm.stream.v1"
 RESUME_WAIT_S: Final = 5.0
 """How long a connection beyond the limit on sessions may take to say that it resumes one."""
@@ -69,7 +71,18 @@ class Connection:
             self._let_go()
             for task in (writer, reader):
                 task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            for outcome in await asyncio.gather(writer, reader, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    await self._apologise(outcome)
+
+    async def _apologise(self, fault: Exception) -> None:
+        """A fault of ours: the log is told everything, the client that it was not its doing."""
+        _log.error("a live connection failed", exc_info=fault)
+        if self._live is not None and self._live.close is None:
+            self._live.end(CloseCode.INTERNAL, "the server made a mistake")
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._websocket.close(int(CloseCode.INTERNAL), "the server made a mistake")
 
     def _let_go(self) -> None:
         live = self._live

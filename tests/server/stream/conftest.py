@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from server.app import create_app
+from server.http_connection import HttpConnection
 from server.settings import Settings
 from server.stream.websocket import WebSocketProtocol
 
@@ -95,6 +96,7 @@ class Server:
             app,
             port=0,
             log_level="critical",
+            http=HttpConnection,
             ws=WebSocketProtocol,
             ws_max_size=settings.stream_message_bytes,
             ws_per_message_deflate=False,

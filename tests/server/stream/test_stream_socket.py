@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from preprocess.errors import ClientError, ServiceError
+from server import http_connection
 
 TEXT = "A small red square on white."
 
@@ -122,6 +123,19 @@ def test_a_ticket_expires_and_only_so_many_wait() -> None:
         last = tickets.issue()
     assert not tickets.redeem([f"vlm.ticket.{first}"])
     assert tickets.redeem(["vlm.stream.v1", f"vlm.ticket.{last}"])
+
+
+def test_the_time_for_a_request_head_does_not_end_a_stream(serve: Any, run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.2)
+    server = serve()
+
+    async def story() -> None:
+        async with await server.connect() as client:
+            await asyncio.sleep(0.5)
+            await client.say("ping")
+            await client.until("pong")
+
+    run(story())
 
 
 # ---- limits ---------------------------------------------------------------------------------------------------------

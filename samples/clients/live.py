@@ -1,0 +1,74 @@
+"""Captions of a camera or a clip as they come: python live.py SOURCE [question]     (pip install av pillow websockets)
+
+SOURCE is a file, an RTSP or HTTP address, or a camera such as /dev/video0.
+"""
+
+import asyncio
+import io
+import json
+import os
+import struct
+import sys
+
+import av
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+URL = os.environ.get("BEHOLDER_URL", "http://127.0.0.1:8000").replace("http", "ws", 1) + "/v1/stream"
+KEY = os.environ.get("BEHOLDER_KEY")
+FPS = 5
+
+
+def frames(source):
+    """(seconds, JPEG) of every frame worth sending."""
+    with av.open(source, format="v4l2" if source.startswith("/dev/") else None) as container:
+        due = 0.0
+        for frame in container.decode(video=0):
+            if frame.time is None or frame.time >= due:
+                due = (frame.time or due) + 1 / FPS
+                picture, jpeg = frame.to_image(), io.BytesIO()
+                picture.thumbnail((640, 640))
+                picture.save(jpeg, "JPEG", quality=70)
+                yield frame.time or due, jpeg.getvalue()
+
+
+async def send(socket, source, question):
+    """Send the source at its own pace, then say that it is over."""
+    session = {"trigger": {"mode": "on_change"}, "max_tokens": 64}
+    if question:
+        session["prompt"] = question
+    await socket.send(json.dumps({"type": "session.update", "session": session}))
+    loop, pictures, first = asyncio.get_running_loop(), frames(source), None
+    while (item := await asyncio.to_thread(next, pictures, None)) is not None:
+        seconds, jpeg = item
+        first = loop.time() - seconds if first is None else first
+        await asyncio.sleep(first + seconds - loop.time())
+        header = json.dumps({"k": "frame", "ts": seconds * 1000, "mime": "image/jpeg"}).encode()
+        await socket.send(struct.pack(">H", len(header)) + header + jpeg)
+    await asyncio.sleep(1 / FPS)  # the last frame may begin a caption
+    await socket.send(json.dumps({"type": "session.close"}))
+
+
+async def main(source, question=None):
+    headers = {"Authorization": f"Bearer {KEY}"} if KEY else {}
+    async with connect(URL, subprotocols=["vlm.stream.v1"], additional_headers=headers) as socket:
+        sending = asyncio.create_task(send(socket, source, question))
+        try:
+            async for message in socket:
+                event = json.loads(message)
+                if event["type"] == "response.output_text.delta":
+                    print(event["delta"], end="", flush=True)
+                elif event["type"] == "response.done":
+                    print(f"   [{event['status']}, frame age {event['frame_age_ms'] or 0:.0f} ms]")
+                if event.get("error"):
+                    print(event["error"]["message"], file=sys.stderr)
+                if sending.done():
+                    sending.result()  # raises what made it fail
+        except ConnectionClosed as closed:
+            sys.exit(f"closed: {closed}")
+        finally:
+            sending.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

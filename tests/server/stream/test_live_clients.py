@@ -1,0 +1,156 @@
+"""The live clients in samples/clients say what the model said, whatever the language."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from preprocess.errors import ServiceError
+
+CLIENTS = Path(__file__).parents[3] / "samples" / "clients"
+TEXT = "A small red square on white."
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """Three pictures, 300 ms apart."""
+    frames = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue")]
+    file = tmp_path / "clip.gif"
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=300)
+    return file
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[str]:
+    files = []
+    for colour in ("red", "green"):
+        Image.new("RGB", (64, 48), colour).save(tmp_path / f"{colour}.jpg")
+        files.append(str(tmp_path / f"{colour}.jpg"))
+    return files
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def execute() -> Run:
+    def run(server: Any, *command: str, key: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        given = {**os.environ, "BEHOLDER_URL": server.url, "PYTHONPATH": "", **environment}
+        if key:
+            given["BEHOLDER_KEY"] = key
+        return subprocess.run(command, capture_output=True, text=True, timeout=40, env=given, check=False)
+
+    return run
+
+
+def node() -> list[str]:
+    if shutil.which("node") is None:
+        pytest.skip("no node here")
+    return ["node", "--experimental-websocket", "--no-warnings", str(CLIENTS / "live.mjs")]
+
+
+def test_python_captions_a_clip_at_its_own_pace(serve: Any, execute: Run, clip: Path, service: Any) -> None:
+    server = serve(api_key="sesame")
+    done = execute(server, sys.executable, str(CLIENTS / "live.py"), str(clip), "What is it?", key="sesame")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(TEXT) == 3
+    assert "[completed, frame age" in done.stdout
+    assert service.last[0][0].content[0].text == "What is it?"
+    assert not server.hub.sessions
+
+
+def test_python_reports_why_it_was_closed(serve: Any, execute: Run, clip: Path) -> None:
+    done = execute(serve(api_key="sesame"), sys.executable, str(CLIENTS / "live.py"), str(clip))
+    assert done.returncode != 0
+    assert "API key" in done.stderr
+
+
+def test_javascript_captions_pictures_with_a_ticket(
+    serve: Any, execute: Run, pictures: list[str], service: Any
+) -> None:
+    server = serve(api_key="sesame")
+    done = execute(server, *node(), *pictures, key="sesame")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{TEXT}   [completed]") == 2
+    assert [message[0][0].content[-1].data for message in service.submitted] == [
+        Path(file).read_bytes() for file in pictures
+    ]
+
+
+def test_javascript_reports_a_refusal(serve: Any, execute: Run, pictures: list[str], service: Any) -> None:
+    done = execute(serve(api_key="sesame"), *node(), *pictures, key="wrong")
+    assert done.returncode != 0
+    assert "API key" in done.stderr
+    service.failure = ServiceError("the engine stopped", code="engine_restarting", retry_after_s=0.05)
+    done = execute(serve(), *node(), *pictures)
+    assert "the engine stopped" in done.stderr
+
+
+SCRIPT = """
+import { live } from "%s";
+const sockets = [];
+const Real = WebSocket;
+globalThis.WebSocket = class extends Real { constructor(...given) { super(...given); sockets.push(this); } };
+const events = [];
+const until = async (what) => { while (!what()) await new Promise((resolve) => setTimeout(resolve, 5)); };
+const all = (type) => events.filter((event) => event.type === type);
+const source = (async function* () {
+  yield new Uint8Array([0xff, 0xd8, 1]);
+  await until(() => all("response.output_text.delta").length);
+  sockets[0].close(4000);  // not a code by which one leaves
+  await until(() => sockets.length > 1);
+  yield new Uint8Array([0xff, 0xd8, 2]);
+  await until(() => all("response.done").length > 1);
+})();
+await live({ url: process.env.BEHOLDER_URL, source, onEvent: (event) => events.push(event) });
+console.log(JSON.stringify(events));
+"""
+
+
+def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: Any, tmp_path: Path) -> None:
+    service.delay_s = 0.03
+    (tmp_path / "resume.mjs").write_text(SCRIPT % (CLIENTS / "live.mjs").as_uri())
+    done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"))
+    assert done.returncode == 0, done.stderr
+    events = json.loads(done.stdout)
+    assert [event["seq"] for event in events if event["seq"]] == list(range(1, len(events)))
+    assert [event["status"] for event in events if event["type"] == "response.done"] == ["cancelled", "completed"]
+    assert sum(event["type"] == "session.resumed" for event in events) == 1
+
+
+@pytest.mark.parametrize("client", ["websocat", "websockets"])
+def test_shell_lines_ask_about_a_picture(
+    server: Any, execute: Run, pictures: list[str], service: Any, client: str
+) -> None:
+    command = shutil.which(client) or str(Path(sys.executable).with_name(client))
+    if not Path(command).exists():
+        pytest.skip(f"no {client} here")
+    done = execute(
+        server, "sh", str(CLIENTS / "live.sh"), pictures[0], "What?", WEBSOCKET_CLIENT=command, SECONDS_TO_WAIT="1"
+    )
+    assert done.stdout.strip() == TEXT, done.stdout + done.stderr
+    (message,) = service.last[0]
+    assert [type(part).__name__ for part in message.content] == ["TextPart", "ImagePart"]
+
+
+def test_curl_gets_a_ticket(serve: Any, execute: Run) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl here")
+    server = serve(api_key="sesame")
+    (line,) = [line for line in (CLIENTS / "README.md").read_text().split("`") if line.startswith("curl -X POST")]
+    done = execute(server, "sh", "-c", f"{line} -s", key="sesame")
+    assert json.loads(done.stdout)["ticket"]
+
+
+def test_every_live_client_is_in_the_list() -> None:
+    listed = (CLIENTS / "README.md").read_text()
+    assert all(f"`{file.name}`" in listed for file in CLIENTS.glob("live.*"))
