@@ -238,6 +238,8 @@ def _outcome(data: bytes) -> tuple[ClientError | None, list[int]]:
         numbers += [number for number, _ in opened.frames(range(0, opened.timeline.num_frames, 7))]
     except ClientError as error:
         return error, numbers
+    except MemoryError:  # a header that claims terabytes; the worker makes it a refusal
+        pass
     return None, numbers
 
 
