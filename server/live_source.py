@@ -117,6 +117,8 @@ class LiveSource:
                 self.ended_by = error.message
             else:
                 self._error = error
+        except MemoryError:
+            self._error = ClientError("the source needs more memory to be decoded than there is", code="bad_source")
         except BaseException as error:
             self._error = error
         finally:
