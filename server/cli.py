@@ -158,6 +158,9 @@ def watch(
         float,
         typer.Option(help="Percent by which a frame must differ to be described; 0: all.", min=0, max=100),
     ] = 4.0,
+    reconnect_s: Annotated[
+        float, typer.Option(help="How long an address that stopped sending is tried again, in seconds.", min=0)
+    ] = 30,
     max_captions: Annotated[int | None, typer.Option(help="Stop after so many descriptions.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest description, in tokens.", min=1)] = 64,
     temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
@@ -174,7 +177,7 @@ def watch(
     how = Watch(prompt, every_s, min_change, max_captions, {"max_tokens": max_tokens, "temperature": temperature})
     try:
         settings = Settings.load(given, os.environ)
-        live = LiveSource(source, settings.preprocess_config().limits)
+        live = LiveSource(source, settings.preprocess_config().limits, reconnect_s=reconnect_s)
         with Beholder(settings=settings) as beholder, live:
             tally = how.run(beholder, live, printer.on_piece, printer.on_sighting)
     except BeholderError as error:

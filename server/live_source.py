@@ -34,6 +34,8 @@ FILE_RATE: Final = 10
 
 _OPEN_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 10.0
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 10.0
 _STREAMS: Final = {
     "http": ("mpjpeg", "http,tcp"),
     "https": ("mpjpeg", "https,http,tls,tcp"),
@@ -65,12 +67,17 @@ class LiveFrame:
 class LiveSource:
     """Reads in a thread of its own and keeps the newest frame only. Use it in a ``with``.
 
+    Args:
+        source: File, device or address.
+        limits: Bounds on what it may send.
+        reconnect_s: An address that has given frames and then fails is tried again for so long.
+
     Attributes:
         ended_by: What went wrong where a source ended that had given frames; empty for one that was simply over.
     """
 
-    def __init__(self, source: str, limits: MediaLimits) -> None:
-        self._read = reader_of(source, limits)
+    def __init__(self, source: str, limits: MediaLimits, *, reconnect_s: float = 0.0) -> None:
+        self._read = reader_of(source, limits, reconnect_s)
         self._changed = threading.Condition()
         self._newest: tuple[Callable[[], Image.Image], float, float, int] | None = None
         self._num_frames = 0
@@ -141,7 +148,7 @@ Frames = Iterator[tuple["Callable[[], Image.Image]", float]]
 Reader = Callable[[threading.Event], Any]
 
 
-def reader_of(source: str, limits: MediaLimits) -> Reader:
+def reader_of(source: str, limits: MediaLimits, reconnect_s: float) -> Reader:
     """What reads a source. Raises `ClientError` where it is none."""
     scheme, separator, _ = source.partition("://")
     if separator:
@@ -151,14 +158,14 @@ def reader_of(source: str, limits: MediaLimits) -> Reader:
                 code="bad_source",
             )
         demuxer, protocols = _STREAMS[scheme.lower()]
-        return lambda stop: _stream(source, demuxer, protocols, limits, stop)
+        return lambda stop: _camera(source, demuxer, protocols, limits, stop, reconnect_s)
     path = Path(source)
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise ClientError(f"{source!r} cannot be read: {error.strerror}.", code="bad_source") from None
     if stat.S_ISCHR(mode):
-        return lambda stop: _stream(source, "v4l2", "file", limits, stop)
+        return lambda stop: _camera(source, "v4l2", "file", limits, stop, 0.0)
     if not stat.S_ISREG(mode):
         raise ClientError(f"{source!r} is neither a file nor a camera.", code="bad_source")
     return lambda stop: _file(path, limits, stop)
@@ -188,8 +195,33 @@ def _itself(image: Image.Image) -> Image.Image:
     return image
 
 
-def _stream(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop: threading.Event) -> Frames:
-    """Every frame of a camera as it comes."""
+def _camera(
+    source: str, demuxer: str, protocols: str, limits: MediaLimits, stop: threading.Event, reconnect_s: float
+) -> Frames:
+    """Every frame of a camera as it comes, over as many connections as it takes."""
+    started = time.monotonic()
+    last_s: float | None = None
+    pause_s = _FIRST_PAUSE_S
+    while not stop.is_set():
+        error: ClientError | None = None
+        try:
+            for make in _connection(source, demuxer, protocols, limits, stop):
+                last_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+                yield make, last_s - started
+        except ClientError as raised:
+            error = raised
+        if last_s is None or time.monotonic() + pause_s > last_s + reconnect_s:
+            if error is not None:
+                raise error
+            return
+        stop.wait(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _connection(
+    source: str, demuxer: str, protocols: str, limits: MediaLimits, stop: threading.Event
+) -> Iterator[Callable[[], Image.Image]]:
+    """Every frame until the camera ends or fails."""
     import av
 
     from preprocess.display_matrix import upright
@@ -208,14 +240,13 @@ def _stream(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop
         if stream.codec_context is None or stream.codec_context.name not in CODECS:
             raise ClientError(f"{name} gives video of a kind that is not read here", code="bad_source")
         frames = container.decode(stream)
-        started = time.monotonic()
         while not stop.is_set():
             with _in_plain_words(name):
                 frame = next(frames, None)
             if frame is None:
                 return
             check_size(frame.width, frame.height, limits)
-            yield partial(upright, frame), time.monotonic() - started
+            yield partial(upright, frame)
 
 
 @contextmanager

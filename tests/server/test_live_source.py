@@ -164,6 +164,31 @@ def test_mjpeg_over_http() -> None:
     assert found[0].image.size == SIZE
 
 
+def test_a_camera_that_comes_back_is_read_on() -> None:
+    with http(send_mjpeg) as url, LiveSource(url, LIMITS, reconnect_s=5) as live:
+        found = [live.newest() for _ in range(11)]  # a connection has eight
+    numbers = [number_of(frame.image) for frame in found if frame is not None]
+    assert len(numbers) == 11
+    assert any(later < number for number, later in pairwise(numbers))  # it began again
+    assert all(later.at_s > frame.at_s for frame, later in pairwise(found) if frame and later)
+
+
+def test_a_camera_that_stays_away_is_given_up() -> None:
+    answered: list[int] = []
+
+    def once(handler: BaseHTTPRequestHandler) -> None:
+        answered.append(1)
+        if len(answered) == 1:
+            send_mjpeg(handler)
+        else:
+            handler.send_error(503)
+
+    with http(once) as url, LiveSource(url, LIMITS, reconnect_s=1.4) as live:
+        assert all(frame is not None for frame in iter(live.newest, None))
+        assert "Server Error" in live.ended_by
+    assert len(answered) == 2
+
+
 def test_a_web_page_is_no_camera() -> None:
     def page(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
