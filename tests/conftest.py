@@ -22,7 +22,7 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-for _name in ("tiny_models", "packed_models", "serving", "streaming", "clips"):
+for _name in ("tiny_models", "packed_models", "serving", "streaming", "soak", "clips"):
     _load(_name)
 
 
