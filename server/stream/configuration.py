@@ -43,6 +43,7 @@ def limits_of(settings: Settings) -> SessionLimits:
     """What the server's options allow one session."""
     return SessionLimits(
         max_frame_bytes=min(int(settings.max_image_mb * (1 << 20)), settings.stream_message_bytes),
+        max_clip_bytes=int(min(settings.max_video_mb, settings.stream_max_held_mb) * (1 << 20)),
         max_message_bytes=settings.stream_message_bytes,
         max_pixels=settings.max_image_pixels,
         max_images=settings.max_images,
@@ -59,7 +60,7 @@ def limits_of(settings: Settings) -> SessionLimits:
     )
 
 
-CAPABILITIES: Final = Capabilities(triggers=list(TRIGGERS), presets=list(PRESETS), media=["frame", "image"])
+CAPABILITIES: Final = Capabilities(triggers=list(TRIGGERS), presets=list(PRESETS), media=["frame", "image", "video"])
 
 
 def default_settings(model_name: str, limits: SessionLimits) -> SessionSettings:

@@ -240,6 +240,7 @@ class SessionLimits(msgspec.Struct, frozen=True):
     """The server's limits, as a client can use them."""
 
     max_frame_bytes: int
+    max_clip_bytes: int
     max_message_bytes: int
     max_pixels: int
     max_images: int

@@ -21,7 +21,7 @@ class Gallery:
         They grow to 2n before they are cut to n, so that most prompts begin as the last one did, and the engine has
         computed that beginning.
         """
-        if not num_frames:
+        if not num_frames or frame.is_clip:
             return [frame]
         if frame not in self._window:
             self._window.append(frame)

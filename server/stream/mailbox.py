@@ -29,12 +29,13 @@ DROP_REASONS: tuple[DropReason, ...] = (
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """An encoded picture as it came. `captured_s` is the camera's moment on our clock."""
+    """An encoded picture, or a clip, as it came. `captured_s` is the camera's moment on our clock."""
 
     id: int
     data: bytes
     received_s: float
     captured_s: float
+    is_clip: bool = False
 
 
 @dataclass

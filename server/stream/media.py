@@ -19,7 +19,7 @@ Kind = Literal["frame", "image", "video"]
 MAX_HEADER_BYTES: Final = 4096
 _BARE: Final = (b"\xff\xd8", b"\x89P")
 _KINDS: Final[dict[str, Kind]] = {"frame": "frame", "image": "image", "video": "video"}
-_MIME_OF: Final = {"frame": "image/", "image": "image/", "video": "video/"}
+_MIME_OF: Final = {"frame": ("image/",), "image": ("image/",), "video": ("video/", "image/")}
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ def parse(message: bytes) -> Media:
         raise ClientError(f"`id` is {header.id}; expected 0 to 2^53 - 1.", code="invalid_value", param="id")
     if header.mime and not header.mime.startswith(_MIME_OF[header.k]):
         raise ClientError(
-            f"`mime` is {header.mime[:80]!r}; expected {_MIME_OF[header.k]}… for a {header.k}.",
+            f"`mime` is {header.mime[:80]!r}; expected {'… or '.join(_MIME_OF[header.k])}… for a {header.k}.",
             code="unsupported_media_type",
             param="mime",
         )

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.wire import Delta, GenerationOptions, ImagePart, Looked, Message, TextPart, Usage
+from preprocess.wire import Delta, GenerationOptions, ImagePart, Looked, Message, TextPart, Usage, VideoPart
 from server.complaints import invalid
 from server.faults import rejection
 from server.stream.configuration import CAPABILITIES, apply_patch, check_ask, default_settings, options
@@ -59,7 +59,7 @@ HOLD_S: Final = 1.0
 """Pause of the automatic triggers after a failure that says nothing of when to try again."""
 REMEMBERED_RESPONSES: Final = 256
 MAX_EVENT_BYTES: Final = 262_144
-MEDIA_CODES: Final = ("image_", "invalid_data_url")
+MEDIA_CODES: Final = ("image_", "video_", "invalid_data_url")
 
 
 @dataclass
@@ -104,6 +104,8 @@ class Session(Lifetime):
         self._serial = 0
         self._next_frame_id = 1
         self._gallery = Gallery()
+        self._clip = bytearray()
+        """A clip of which more is to come."""
         self._asks: deque[_Asked] = deque()
         self._active: Response | None = None
         self._look: _Look | None = None
@@ -143,7 +145,7 @@ class Session(Lifetime):
     @property
     def held_bytes(self) -> int:
         """Encoded pictures kept in memory."""
-        return self._gallery.num_bytes((*self.mailbox.waiting, *self.mailbox.out))
+        return self._gallery.num_bytes((*self.mailbox.waiting, *self.mailbox.out)) + len(self._clip)
 
     def wake_at_s(self) -> float:
         """When `tick` has something to do, if nothing else happens before."""
@@ -225,11 +227,7 @@ class Session(Lifetime):
             elif media.kind == "image":
                 self._on_pinned(media, now_s)
             else:
-                raise ClientError(
-                    "Clips are not taken over this connection; send their frames, or the file to /v1/captions.",
-                    code="unsupported_media_type",
-                    param="k",
-                )
+                self._on_chunk(media, now_s)
         except BeholderError as error:
             self._put(ErrorEvent(error=ErrorInfo.of(error)))
         self._advance(now_s)
@@ -276,6 +274,31 @@ class Session(Lifetime):
         else:
             self._gallery.latest = frame
             self.mailbox.put(frame)
+
+    def _on_chunk(self, media: Media, now_s: float) -> None:
+        """A part of a clip. Once it is whole it is one frame, which no later one is compared with."""
+        num_bytes = len(self._clip) + len(media.payload)
+        if num_bytes > self.limits.max_clip_bytes or self.held_bytes + len(media.payload) > self.limits.max_held_bytes:
+            self._clip.clear()
+            raise ClientError(
+                f"The clip has {num_bytes:,} bytes so far; at most {self.limits.max_clip_bytes:,} are accepted, and "
+                f"{self.limits.max_held_bytes:,} in all that a session keeps. What follows begins another one.",
+                status=413,
+                code="video_too_large",
+                param="payload",
+            )
+        self._clip += media.payload
+        if not media.last:
+            return
+        whole, self._clip = bytes(self._clip), bytearray()
+        clip_id = self._next_frame_id if media.id is None else media.id
+        self._next_frame_id = clip_id + 1
+        if self._closing or self._draining:
+            self.mailbox.refuse("cancelled")
+            return
+        clip = Frame(clip_id, whole, now_s, self._clock.captured_s(media.ts, now_s), is_clip=True)
+        self._gallery.latest = clip
+        self.mailbox.put(clip)
 
     def _on_pinned(self, media: Media, now_s: float) -> None:
         frame_id = self._next_frame_id if media.id is None else media.id
@@ -395,7 +418,8 @@ class Session(Lifetime):
             self._reference = looked.thumbnail
         else:
             self.mailbox.drop(frame, "replaced")
-            self._look_at(newest, for_reference=True)
+            if not newest.is_clip:
+                self._look_at(newest, for_reference=True)
         if self._active is not None:
             self._cancel_active("cancelled", now_s)
         self._start("on_change", newest or frame, now_s)
@@ -491,11 +515,13 @@ class Session(Lifetime):
         if mode == "manual" or not self._is_free:
             return
         if mode == "on_change":
-            if self._look is None:
+            if self._look is not None or not self.mailbox.waiting:
+                return
+            if not self.mailbox.waiting[0].is_clip:
                 frame = self.mailbox.take()
-                if frame is not None:
-                    self._look_at(frame, for_reference=False)
-            return
+                assert frame is not None
+                self._look_at(frame, for_reference=False)
+                return
         frame = self.mailbox.take()
         if frame is not None:
             if self._active is not None:
@@ -571,7 +597,7 @@ class Session(Lifetime):
         prompt = self.settings.prompt if ask is None or ask.prompt is None else ask.prompt
         instructions = self.settings.instructions if ask is None or ask.instructions is None else ask.instructions
         pictures = [
-            ImagePart(data=frame.data, detail=self.settings.detail)
+            VideoPart(data=frame.data) if frame.is_clip else ImagePart(data=frame.data, detail=self.settings.detail)
             for frame in (*self._gallery.pinned.values(), *frames)
         ]
         if self.settings.prompt_position == "before":
@@ -608,6 +634,7 @@ class Session(Lifetime):
             self._tally.done(status)
 
     def _stop_work(self, reason: DropReason, now_s: float) -> None:
+        self._clip.clear()
         if self._active is not None:
             self._cancel_active(reason, now_s)
         self._drop_frames(reason)
@@ -615,6 +642,7 @@ class Session(Lifetime):
     def _forget(self) -> None:
         self._asks.clear()
         self._gallery.clear()
+        self._clip.clear()
 
     @staticmethod
     def fatal(error: BeholderError) -> ServerEvent:

@@ -10,7 +10,7 @@ import pytest
 from streaming import check_event
 
 from preprocess.errors import ClientError, ServiceError
-from preprocess.wire import Delta, ImagePart, Looked, TextPart, Usage
+from preprocess.wire import Delta, ImagePart, Looked, TextPart, Usage, VideoPart
 from server.settings import Settings
 from server.stream.configuration import limits_of
 from server.stream.presets import PRESETS
@@ -466,6 +466,35 @@ def test_frame_age_counts_from_the_camera_not_from_the_network(driven: Driven) -
     driven.now += 0.05
     driven.deltas("x")
     assert driven.of("response.done")[-1]["frame_age_ms"] == pytest.approx(250)
+
+
+def test_the_parts_of_a_clip_are_one_frame(driven: Driven) -> None:
+    driven.update(context_frames=2, trigger={"mode": "on_change"})
+    driven.frame(b"first ", k="video")
+    driven.frame(b"second ", k="video")
+    assert driven.session.mailbox.received == 0
+    assert driven.session.held_bytes == 13
+    driven.frame(b"third", k="video", last=True, id=5, mime="video/mp4")
+    assert not driven.looks
+    assert driven.starts[-1].messages[-1].content[1:] == [VideoPart(data=b"first second third")]
+    assert driven.of("response.created")[-1]["frame_ids"] == [5]
+    driven.deltas("A cat runs.")
+    driven.frame()
+    driven.looked(None)
+    assert driven.shown() == [JPEG]
+
+
+def test_a_clip_too_large_is_refused_and_the_next_one_is_not() -> None:
+    driven = Driven(max_video_mb=0.01)
+    driven.update(trigger={"mode": "continuous"})
+    for last in (False, True):
+        driven.frame(bytes(9000), k="video", last=last)
+    assert driven.error["code"] == "video_too_large"
+    assert driven.session.held_bytes == 0
+    driven.frame(b"small", k="video", last=True)
+    assert len(driven.starts) == 1
+    driven.fail(ClientError("this is no clip", code="video_format_unsupported"))
+    assert driven.dropped == {"decode_error": 1}
 
 
 # ---- limits and ends -----------------------------------------------------------------------------------------------

@@ -113,6 +113,13 @@ class Machine(RuleBasedStateMachine):
     def odd_binary(self, data: bytes) -> None:
         self.media(data, data)
 
+    @rule(last=st.booleans())
+    def chunk(self, last: bool) -> None:
+        header = b'{"k": "video", "last": true}' if last else b'{"k": "video"}'
+        before = self.session._clip
+        whole = bytes(before) + b"frames" if last else self.newest
+        self.media(struct.pack(">H", len(header)) + header + b"frames", whole)
+
     def media(self, message: bytes, data: bytes) -> None:
         before, was = self.num_accepted(), self.newest
         self.newest = data

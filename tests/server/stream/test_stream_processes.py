@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import json
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from serving import Served
 from streaming import Camera, framed, picture
 from websockets.exceptions import ConnectionClosed
@@ -94,6 +98,25 @@ def test_a_still_scene_costs_no_engine_work(served: Served) -> None:
         await camera.send(picture(1, 100))  # the square has moved
         await camera.until("response.done")
         assert camera.events[-1]["frame_age_ms"] < 5000
+        await camera.close()
+
+    run(story())
+
+
+def test_a_clip_in_parts_is_looked_at_as_one(served: Served) -> None:
+    async def story() -> None:
+        frames = [Image.open(io.BytesIO(picture(3, box))) for box in (0, 40, 80, 120)]
+        clip = io.BytesIO()
+        frames[0].save(clip, "GIF", save_all=True, append_images=frames[1:], duration=400)
+        camera = await Camera(served.url).open()
+        one = (await camera.ask(picture(3)))["usage"]["image_tokens"]
+        data = clip.getvalue()
+        for part, last in ((data[:500], False), (data[500:], True)):
+            header = json.dumps({"k": "video", "mime": "image/gif", "last": last}).encode()
+            await camera.send(struct.pack(">H", len(header)) + header + part)
+        done = await camera.ask(prompt="What moves?")
+        assert done["status"] == "incomplete", done
+        assert done["usage"]["image_tokens"] > one
         await camera.close()
 
     run(story())
