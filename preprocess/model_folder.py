@@ -56,6 +56,13 @@ class ModelFolder:
         return nested if isinstance(nested, dict) else self._read("preprocessor_config.json", optional=True)
 
     @cached_property
+    def video_processor_config(self) -> JsonObject:
+        """The video processor's settings, in a place of their own (new) or among those of the image processor (old)."""
+        nested = self.processor_config.get("video_processor")
+        own = nested if isinstance(nested, dict) else self._read("video_preprocessor_config.json", optional=True)
+        return own or self.image_processor_config
+
+    @cached_property
     def tokenizer_config(self) -> JsonObject:
         """`tokenizer_config.json`, or nothing."""
         return self._read("tokenizer_config.json", optional=True)

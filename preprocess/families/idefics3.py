@@ -52,7 +52,9 @@ class Idefics3:
         self.max_pixel_bytes = self._max_tiles() * self._tile * self._tile * 3
         self.clips: ClipFamily | None = None
         if self.name == "smolvlm":
-            self.clips = SmolVLMClips(settings, self._tile, self._tokens_per_tile, self.placeholder)
+            self.clips = SmolVLMClips(
+                folder.video_processor_config, self._tile, self._tokens_per_tile, self.placeholder
+            )
 
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """See `Family.layout`. ``high`` cuts into tiles, ``low`` does not, ``auto`` is the folder's own choice."""

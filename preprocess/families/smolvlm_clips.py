@@ -30,7 +30,7 @@ class SmolVLMClips:
     """See `ClipFamily`.
 
     Args:
-        settings: Of the image processor, which hold the clips' too.
+        settings: Of the video processor.
         tile: Side of a tile in pixels.
         tokens_per_tile: Vision tokens of a frame.
         single: The text that stands for a picture of one tile.
@@ -39,9 +39,9 @@ class SmolVLMClips:
     def __init__(self, settings: dict[str, Any], tile: int, tokens_per_tile: int, single: Callable[..., str]) -> None:
         sampling = settings.get("video_sampling")
         sampling = sampling if isinstance(sampling, dict) else {}
-        self.max_frames = max(int(sampling.get("max_frames") or _DEFAULT_MAX_FRAMES), 1)
+        self.max_frames = max(int(sampling.get("max_frames") or settings.get("num_frames") or _DEFAULT_MAX_FRAMES), 1)
         self.frame_bytes = tile * tile * 3
-        self.fps = float(sampling.get("fps") or _DEFAULT_FPS)
+        self.fps = float(sampling.get("fps") or settings.get("fps") or _DEFAULT_FPS)
         self._size = settings.get("size") or sampling.get("video_size") or {}
         self._tile = tile
         self.frame_tokens = tokens_per_tile

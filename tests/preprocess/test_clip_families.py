@@ -120,6 +120,18 @@ def test_the_size_of_pictures_beats_that_of_clips_as_in_the_reference(folder: Pa
     assert clips_of(tmp_path / "model").layout(200, 100).steps[0] == (64, 32)
 
 
+@pytest.mark.parametrize("place", ["video_preprocessor_config.json", "processor_config.json"])
+def test_settings_may_lie_where_newer_folders_have_them(folder: Path, tmp_path: Path, place: str) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    own: dict[str, object] = {"fps": 2, "num_frames": 5, "size": {"longest_edge": 96}}
+    file = tmp_path / "model" / place
+    if place == "processor_config.json":
+        own = {**json.loads(file.read_text()), "video_processor": own}
+    file.write_text(json.dumps(own))
+    clips = clips_of(tmp_path / "model")
+    assert (clips.fps, clips.max_frames, clips.layout(200, 100).steps[0]) == (2, 5, (96, 48))
+
+
 @pytest.mark.parametrize(("num_frames", "rate"), [(1, 25), (100, 25), (250, 25), (2000, 30), (7200, 1), (100, 24)])
 def test_the_words_are_the_same(
     family: ClipFamily, reference: Any, monkeypatch: pytest.MonkeyPatch, num_frames: int, rate: int
