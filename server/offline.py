@@ -96,7 +96,7 @@ class _Running:
         if self.last.error is not None:
             raise rejection(self.last.error)
         if self.last.usage is None or self.last.finish_reason is None:
-            raise ServiceError("The engine ended the request without saying why.", code="aborted")
+            raise ServiceError("This Beholder was closed before the answer was whole.", code="closed")
         now = time.monotonic()
         return Caption(
             text="".join(self.text),
