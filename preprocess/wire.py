@@ -48,6 +48,23 @@ class Message(msgspec.Struct, frozen=True):
     content: list[TextPart | ImagePart]
 
 
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """The shape that an answer must have.
+
+    `text`: the schema as JSON, the regular expression, the choices as a JSON list, or the grammar (Lark or GBNF).
+    `param`: the request field that it came in.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str
+    any_whitespace: bool = True
+    """Whether JSON may have white space between its parts (a space, or a line break and an indent)."""
+
+
 class GenerationOptions(msgspec.Struct, frozen=True):
     """What the client asked for. None means: the model folder's `generation_config.json`, else the engine's default."""
 
@@ -69,6 +86,7 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     skip_special_tokens: bool = True
     logprobs: int | None = None
     """None: none; k >= 0: log probability of each sampled token and of the k most likely ones."""
+    grammar: Grammar | None = None
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -150,6 +168,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     seed: int = 0
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: int | None = None
+    grammar: str = ""
+    """In the form that `preprocess.grammar` gives it; empty: any text."""
 
 
 class TextOptions(msgspec.Struct, frozen=True):
