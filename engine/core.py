@@ -104,7 +104,7 @@ class Engine:
         """
         sequence = self._sequences.get(request_id)
         if sequence is not None and sequence.stop_at is None:
-            sequence.stop_at = num_tokens
+            sequence.stop_at = max(num_tokens, 0)
             self._flagged[sequence.serial] = sequence
 
     def reset(self) -> None:

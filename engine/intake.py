@@ -34,6 +34,8 @@ class Intake:
 
     def build(self, request: EngineRequest, serial: int, load_pixels: LoadPixels, now_s: float) -> Sequence:
         """The sequence of a request. Raises ClientError when the engine could never finish it."""
+        if len(request.prompt_ids) % 8:
+            raise ClientError("The prompt is not a whole number of 64-bit token ids.", code="invalid_prompt")
         prompt_ids: IdArray = np.frombuffer(request.prompt_ids, dtype="<i8")
         self._check_lengths(request, len(prompt_ids))
         covered = self._check_media(request.media, len(prompt_ids))

@@ -5,6 +5,7 @@ The server hears of admission and statistics; tokens go to the detokenizer.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -52,6 +53,8 @@ def main() -> None:
     except BeholderError as error:
         child.fail(error.message)
     loop = EngineLoop(Engine(config, runner), child, inbox)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
     child.ready(
         load_s=round(time.monotonic() - started, 2),
         kv_tokens=runner.num_slots - 1,

@@ -101,8 +101,9 @@ def _change(scores: torch.Tensor, row: RowSampling) -> None:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=scores.device)
         scores[ids] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
-    if row.banned_ids:
-        scores[torch.tensor(row.banned_ids, device=scores.device)] = -torch.inf
+    banned = [token_id for token_id in row.banned_ids if token_id < len(scores)]  # a folder may name ends it cannot say
+    if banned:
+        scores[torch.tensor(banned, device=scores.device)] = -torch.inf
 
 
 def _mask(scores: torch.Tensor, rows: Sequence[RowSampling], masked: Sequence[int]) -> None:

@@ -161,6 +161,8 @@ class Scheduler:
         """Let sequences in, best first, until budget, rows or memory end. Nobody passes one that lacks only memory."""
         if not len(self.waiting) or not plan.budget or len(self.running) >= self.max_running or plan.has_retracted:
             return
+        if self.running and self._reserved() >= self.kv.num_available:
+            return  # not even one token more: spare the queue its sorting
         for sequence in self.waiting.candidates(self._cached_length):
             if not plan.budget or len(self.running) >= self.max_running:
                 return
@@ -174,9 +176,7 @@ class Scheduler:
         """Admit a sequence if its expected growth fits beside that of the running ones. Alone it may always try."""
         hold = self.kv.open(sequence.keys(0, sequence.num_tokens))
         sequence.num_computed = hold.num_slots
-        expected = self.growth.expected(sequence, hold)
-        expected += sum(self.growth.expected(other, other.hold) for other in self.running if other.hold is not None)
-        if self.running and expected > self.kv.num_available:
+        if self.running and self._reserved() + self.growth.expected(sequence, hold) > self.kv.num_available:
             self.kv.close(hold)
             sequence.num_computed = 0
             return False
@@ -190,6 +190,10 @@ class Scheduler:
             self.prefix_queried_tokens += sequence.num_prompt_tokens
             self.prefix_hit_tokens += hold.num_slots
         return True
+
+    def _reserved(self) -> float:
+        """Slots that the running sequences will probably ask for."""
+        return sum(self.growth.expected(other, other.hold) for other in self.running if other.hold is not None)
 
     def _add_chunk(self, plan: Plan, sequence: Sequence) -> None:
         """As much of the sequence as budget, slots and pictures allow; perhaps nothing."""

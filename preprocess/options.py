@@ -6,9 +6,8 @@ folder says. All ranges of sampling values live here.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,15 +23,6 @@ MAX_LOGPROBS: Final = 20
 DEFAULT_MAX_TOKENS: Final = 4_096
 """Longest answer that nobody asked for by number."""
 
-_RANGES: Final[tuple[tuple[str, float, float], ...]] = (
-    ("temperature", 0.0, 2.0),
-    ("top_p", 0.0, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 10.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-)
-
 _LARGEST_NUMBER: Final = 2**31 - 1
 """Of counts and token ids."""
 
@@ -40,73 +30,65 @@ _NEARLY_GREEDY: Final = 1e-4
 """Below it logits over the temperature leave the range of float32, and only the likeliest token is left anyway."""
 
 
-def check_options(options: GenerationOptions) -> None:
-    """Raises `ClientError` for the first value out of its range, with the range."""
-    for name, low, high in _RANGES:
-        value = getattr(options, name)
-        if value is not None and not (math.isfinite(value) and low <= value <= high):
-            raise _refuse(name, f"{name} is {value}; it must lie between {low:g} and {high:g}")
-    for name, high in (("top_p", 1), ("repetition_penalty", 10)):
-        if getattr(options, name) == 0:
-            raise _refuse(name, f"{name} is 0; it must be above 0 and at most {high}")
-    if options.top_k is not None and options.top_k < -1:
-        raise _refuse("top_k", f"top_k is {options.top_k}; it must be at least 1, or 0 or -1 for all tokens")
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise _refuse("max_tokens", f"max_tokens is {options.max_tokens}; it must be at least 1")
-    if options.min_tokens < 0:
-        raise _refuse("min_tokens", f"min_tokens is {options.min_tokens}; it must be at least 0")
+def check_options(options: GenerationOptions, *, limit_name: str = "max_tokens") -> None:
+    """Raises `ClientError` for the first value out of its range: which, what came, what is expected.
+
+    `limit_name` is what the client calls `max_tokens`.
+    """
+    bounded(limit_name, options.max_tokens, 1, _LARGEST_NUMBER)
+    bounded("min_tokens", options.min_tokens, 0, _LARGEST_NUMBER)
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise _refuse(
-            "min_tokens", f"min_tokens is {options.min_tokens}, which is more than max_tokens, {options.max_tokens}"
+            "min_tokens", f"`min_tokens` is {options.min_tokens}, more than `{limit_name}` {options.max_tokens}."
         )
-    if options.logprobs is not None and not 0 <= options.logprobs <= MAX_LOGPROBS:
-        raise _refuse("top_logprobs", f"top_logprobs is {options.logprobs}; it must lie between 0 and {MAX_LOGPROBS}")
-    if options.seed is not None and not -(2**63) <= options.seed < 2**63:
-        raise _refuse("seed", f"seed is {options.seed}; it must fit into 64 bits, sign included")
-    for name in ("max_tokens", "min_tokens", "top_k"):
-        if (getattr(options, name) or 0) > _LARGEST_NUMBER:
-            raise _refuse(name, f"{name} is {getattr(options, name)}; it must be at most {_LARGEST_NUMBER}")
+    bounded("temperature", options.temperature, 0, 2)
+    bounded("top_p", options.top_p, 0, 1, above_low=True)
+    bounded("top_k", options.top_k, -1, _LARGEST_NUMBER)
+    bounded("min_p", options.min_p, 0, 1)
+    bounded("presence_penalty", options.presence_penalty, -2, 2)
+    bounded("frequency_penalty", options.frequency_penalty, -2, 2)
+    bounded("repetition_penalty", options.repetition_penalty, 0, 10, above_low=True)
+    bounded("seed", options.seed, -(2**63), 2**63 - 1)
+    bounded("top_logprobs", options.logprobs, 0, MAX_LOGPROBS)
     _check_stop(options)
-    _check_token_ids("stop_token_ids", options.stop_token_ids)
-    _check_token_ids("logit_bias", options.logit_bias)
-    _check_logit_bias(options)
+    _check_logit_bias(options.logit_bias)
+
+
+def bounded(name: str, value: float | None, low: int, high: int, *, above_low: bool = False) -> None:
+    """Refuse a value outside [low, high], or outside (low, high] with `above_low`. None is no value; NaN is outside."""
+    if value is None or (low <= value <= high and not (above_low and value == low)):
+        return
+    relation = f"above {low} and at most {high}" if above_low else f"{low} to {high}"
+    shown = f"{value:.6g}" if isinstance(value, float) else str(value)[:40]
+    raise _refuse(name, f"`{name}` is {shown}; expected {relation}.")
 
 
 def _check_stop(options: GenerationOptions) -> None:
     if len(options.stop) > MAX_STOP_STRINGS:
-        raise _refuse("stop", f"stop has {len(options.stop)} strings; at most {MAX_STOP_STRINGS} are accepted")
-    for text in options.stop:
-        if not text:
-            raise _refuse("stop", "stop holds an empty string; each must have at least one character")
-        if len(text) > MAX_STOP_LENGTH:
-            raise _refuse(
-                "stop", f"a stop string has {len(text):,} characters; at most {MAX_STOP_LENGTH:,} are accepted"
-            )
-    if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise _refuse("stop", f"`stop` holds {len(options.stop)} strings; at most {MAX_STOP_STRINGS} are accepted.")
+    for index, text in enumerate(options.stop):
+        if not 1 <= len(text) <= MAX_STOP_LENGTH:
+            path = f"stop[{index}]"
+            raise _refuse(path, f"`{path}` has {len(text)} characters; expected 1 to {MAX_STOP_LENGTH}.")
+    ids = options.stop_token_ids
+    if len(ids) > MAX_STOP_TOKEN_IDS:
         raise _refuse(
-            "stop_token_ids",
-            f"stop_token_ids has {len(options.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are accepted",
+            "stop_token_ids", f"`stop_token_ids` holds {len(ids)} ids; at most {MAX_STOP_TOKEN_IDS} are accepted."
         )
+    for index, token_id in enumerate(ids):
+        bounded(f"stop_token_ids[{index}]", token_id, 0, _LARGEST_NUMBER)
 
 
-def _check_token_ids(param: str, token_ids: Iterable[int]) -> None:
-    for token_id in token_ids:
+def _check_logit_bias(biases: Mapping[int, float]) -> None:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise _refuse(
+            "logit_bias", f"`logit_bias` holds {len(biases)} tokens; at most {MAX_LOGIT_BIASES} are accepted."
+        )
+    for token_id, bias in biases.items():
+        path = f"logit_bias[{str(token_id)[:20]}]"
         if not 0 <= token_id <= _LARGEST_NUMBER:
-            raise _refuse(
-                param, f"{param} names token {token_id}; token ids are 0 and above, below the vocabulary size"
-            )
-
-
-def _check_logit_bias(options: GenerationOptions) -> None:
-    if len(options.logit_bias) > MAX_LOGIT_BIASES:
-        raise _refuse(
-            "logit_bias", f"logit_bias has {len(options.logit_bias)} entries; at most {MAX_LOGIT_BIASES} are accepted"
-        )
-    for token_id, bias in options.logit_bias.items():
-        if not (math.isfinite(bias) and -100 <= bias <= 100):
-            raise _refuse(
-                "logit_bias", f"the logit_bias of token {token_id} is {bias}; it must lie between -100 and 100"
-            )
+            raise _refuse(path, f"`{path}` is no token id.")
+        bounded(path, bias, -100, 100)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ server refuses the picture and gives the other jobs to other workers.
 from __future__ import annotations
 
 import io
+import logging
 import resource
 import signal
 import time
@@ -40,6 +41,7 @@ def main() -> None:
     encoder = msgspec.msgpack.Encoder()
     limits = config.limits
     _limit_memory(limits.memory_bytes)
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its remarks on hostile files are not for our log
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     child.ready()
     while True:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from preprocess.errors import ClientError
+from preprocess.options import bounded
 from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, TextPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
 from server.request_models import (
@@ -24,7 +25,7 @@ from server.request_models import (
     ChatRequest,
     TextContent,
 )
-from server.sampling_rules import bounded, generation_options, logit_bias
+from server.sampling_rules import generation_options
 from server.settings import Settings
 
 DEFAULT_PROMPT: Final = "Describe the picture."
@@ -68,14 +69,10 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
         if value is not None and not _is_one_of(value, harmless):
             hint = f" except as {_shown(harmless[0])}" if harmless else ""
             raise unsupported(name, f"`{name}` is not supported{hint}: leave it out.")
-    options = generation_options(request)
-    if request.logprobs:
-        bounded("top_logprobs", request.top_logprobs, 0, 20)
-        options = msgspec.structs.replace(options, logprobs=request.top_logprobs or 0)
-    elif request.top_logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true.")
-    if request.logit_bias:
-        options = msgspec.structs.replace(options, logit_bias=logit_bias(request.logit_bias))
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    options = generation_options(request, logprobs=logprobs, logit_bias=request.logit_bias)
     bounded("n", request.n, 1, MAX_CHOICES)
     stream_options = request.stream_options
     if stream_options is not None and not request.stream:

@@ -26,6 +26,9 @@ class _Decode:
     rows: int
     slots: torch.Tensor  # (rows * length,)
     bias: torch.Tensor | None  # (rows, 1, 1, length): -inf beyond a row's length
+    gathered: torch.Tensor  # (rows * length, 2, kv_heads, dim): each layer's keys and values in turn
+    keys: torch.Tensor  # (rows, kv_heads, length, dim), a view of `gathered`
+    values: torch.Tensor  # the same for values
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,9 @@ class TorchPlan:
     def _decode(self, pool: torch.Tensor, query: torch.Tensor, part: _Decode) -> torch.Tensor:
         heads = query[part.first : part.first + part.rows]
         queries = heads.view(part.rows, self._kv_heads, -1, heads.shape[2])  # (rows, kv_heads, group, dim)
-        gathered = pool.index_select(0, part.slots)  # (rows * length, 2, kv_heads, dim)
-        gathered = gathered.view(part.rows, -1, *gathered.shape[1:])
-        keys, values = gathered.permute(2, 0, 3, 1, 4)  # each (rows, kv_heads, length, dim)
+        torch.index_select(pool, 0, part.slots, out=part.gathered)
         attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=part.bias
+            queries, part.keys, part.values, attn_mask=part.bias
         )  # (rows, kv_heads, group, dim)
         return attended.flatten(1)
 
@@ -134,7 +135,10 @@ class TorchAttention:
             slots.masked_fill_(beyond, 0)  # whatever stands there could be somebody's infinities
             bias = torch.zeros(slots.shape, dtype=self.pool.dtype, device=slots.device)
             bias = bias.masked_fill_(beyond, -torch.inf)[:, None, None]
-        return _Decode(first, len(table_rows), slots.flatten(), bias)
+        rows = len(table_rows)
+        gathered = self.pool.new_empty((rows * longest, *self.pool.shape[2:]))
+        keys, values = gathered.view(rows, longest, *self.pool.shape[2:]).permute(2, 0, 3, 1, 4)
+        return _Decode(first, rows, slots.flatten(), bias, gathered, keys, values)
 
     def _plan_prefill(self, first: int, segment: Segment) -> _Prefill:
         end = segment.start + segment.length

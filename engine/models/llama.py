@@ -122,7 +122,14 @@ class Llama:
         if checkpoint.has(f"{head}.weight"):
             self.head = Linear.load(checkpoint, head, config.hidden_size, config.vocab_size, bias=False)
         elif tied:
-            self.head = Linear(self.embedding.table)
+            self.head = Linear.load(
+                checkpoint,
+                f"{prefix}.embed_tokens",
+                config.hidden_size,
+                config.vocab_size,
+                bias=False,
+                kind="Embedding",
+            )
         else:
             raise ModelError(f"tensor {head}.weight is missing and tie_word_embeddings is false")
         self.rope = Rope(

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from preprocess.blocks.fields import Fields, read_json
-from preprocess.blocks.packed import SUFFIXES, Quantisation, dequantise
+from preprocess.blocks.packed import SUFFIXES, Quantisation, dequantise, unpack
 from preprocess.errors import ModelError
 
 _IGNORED: Final = (".rotary_emb.inv_freq",)
@@ -66,6 +66,23 @@ class Checkpoint:
         parts = {suffix: self._read(name) for suffix, name in names.items()}
         weight = dequantise(parts, self._quantisation.scheme(module, kind), module)
         return self._checked(f"{module}.weight", weight, shape)
+
+    def integers(self, module: str, *, kind: str = "Linear") -> tuple[torch.Tensor, torch.Tensor] | None:
+        """int8 (rows, columns) and scales (rows,) of a module packed in 8 symmetric bits with one scale a row.
+
+        None for every other module, and where the scales are no numbers of `dtype`.
+        """
+        if f"{module}.weight_packed" not in self._file_of or self._quantisation is None:
+            return None
+        scheme = self._quantisation.scheme(module, kind)
+        if scheme.bits != 8 or not scheme.symmetric or scheme.group_size or f"{module}.weight_g_idx" in self._file_of:
+            return None
+        scale = self._read(f"{module}.weight_scale").flatten()
+        columns = int(self._read(f"{module}.weight_shape")[1])
+        exact = scale.to(self.dtype)
+        if not torch.equal(exact.to(scale.dtype), scale):
+            return None
+        return unpack(self._read(f"{module}.weight_packed"), 8, columns).to(self.device), exact.to(self.device)
 
     def finish(self) -> None:
         """Closes the files.

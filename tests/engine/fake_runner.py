@@ -75,6 +75,9 @@ class FakeRunner:
         self.before_encode()
         return [embed(picture) for picture in pixels]
 
+    def warm_up(self) -> None:
+        """Nothing to warm."""
+
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """Hash all rows, having proved that they make a batch; `complaints` keeps what the engine takes for our
         failure.

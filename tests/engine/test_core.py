@@ -1,15 +1,14 @@
-"""Lives of single requests: how they end, what they are charged, what is refused, and what a failure leaves behind."""
+"""Lives of single requests: how they end, and what is told and charged for them."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from engine.batch import Row
 from engine.vision_ids import FIRST_VISION_ID
-from preprocess.wire import Admitted, EngineRequest, OutputStart, SamplingParams, TextOptions, TokenEvents
+from preprocess.wire import EngineRequest, OutputStart, TextOptions, TokenEvents
 from tests.engine.driving import Driver, picture, request
-from tests.engine.fake_runner import FakeRunner, embed, load, reference
+from tests.engine.fake_runner import FakeRunner, load, reference
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
@@ -209,155 +208,3 @@ def test_stats_count() -> None:
     assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (32, 9)
     assert (stats.vision_queries, stats.vision_hits) == (2, 1)
     assert stats.vision_cache_bytes == 4 * FakeRunner.embedding_bytes
-
-
-# ---- refusals ----
-
-
-@pytest.mark.parametrize(
-    ("wanted", "code", "words"),
-    [
-        (request("r", []), "empty_prompt", "empty"),
-        (request("r", [1], max_tokens=0), "invalid_max_tokens", "0; at least 1"),
-        (request("r", [1] * 20), "context_length_exceeded", "20 tokens (0 of them from 0 pictures), but the context"),
-        (request("r", [1] * 18), "kv_capacity_exceeded", "18 tokens (0 of them from 0 pictures), but the server"),
-        (request("r", [1, 50]), "invalid_token_id", "outside 0 … 49"),
-        (request("r", [1, -1]), "invalid_token_id", "outside 0 … 49"),
-        (request("r", PROMPT, [picture(1, (0, 9))]), "image_too_large", "9 vision tokens"),
-        (request("r", PROMPT, [picture(1)]), "invalid_media_spans", "no place"),
-        (request("r", PROMPT, [picture(1, (4, 3)), picture(2, (5, 3))]), "invalid_media_spans", "(5, 3)"),
-    ],
-)  # fmt: skip
-def test_what_could_never_be_served_is_refused_with_counts(wanted: EngineRequest, code: str, words: str) -> None:
-    refused = Driver(FakeRunner(num_slots=17), max_context=20, vision_cache_tokens=8).refuse(wanted)
-    assert (refused.status, refused.code, refused.retry_after_s) == (400, code, None)
-    assert words in refused.message
-
-
-def test_spans_outside_the_prompt_are_refused() -> None:
-    item = picture(1, (4, 3))
-    prompt = request("r", PROMPT[:6]).prompt_ids
-    wanted = EngineRequest("r", prompt, [item], SamplingParams(max_tokens=1), TextOptions(), 0.0)
-    assert Driver().refuse(wanted).code == "invalid_media_spans"
-
-
-def test_an_id_that_is_being_served_is_refused() -> None:
-    driver = Driver()
-    driver.submit(request("r", PROMPT))
-    assert driver.refuse(request("r", PROMPT)).code == "duplicate_request_id"
-    driver.finish()
-
-
-def test_a_full_queue_refuses_with_a_time_that_follows_the_recent_rate() -> None:
-    driver = Driver(max_waiting=3, max_running=1)
-    driver.submit(*[request(f"r{index}", [index], max_tokens=1) for index in range(3)])
-    refused = driver.refuse(request("late", [9], [picture(1, (0, 1))]))
-    assert (refused.status, refused.code, refused.retry_after_s) == (429, "queue_full", 1.0)
-    for index in range(6):  # one request comes in every 10 seconds
-        driver.step()
-        driver.now_s += 10
-        driver.submit(request(f"s{index}", [index], max_tokens=1))
-    assert driver.refuse(request("late", [9])).retry_after_s == 11.0
-    driver.finish()
-    driver.submit(*[request(f"t{index}", [index], max_tokens=1) for index in range(3)])
-    assert driver.refuse(request("late", [9])).retry_after_s == 1.0
-    driver.finish()
-
-
-def test_a_queue_full_of_tokens_refuses_but_an_empty_one_takes_any() -> None:
-    driver = Driver(max_waiting_tokens=8)
-    driver.submit(request("big", PROMPT))
-    assert driver.refuse(request("late", [1])).status == 429
-    driver.step()
-    driver.submit(request("small", [1] * 8))
-    assert driver.refuse(request("late", [1])).status == 429
-    driver.finish()
-
-
-# ---- failures ----
-
-
-def test_a_broken_step_fails_its_requests_and_the_engine_goes_on() -> None:
-    driver = Driver(max_running=2)
-    requests = [request(name, [index, *PROMPT], max_tokens=30) for index, name in enumerate("abc")]
-    driver.submit(*requests)
-    driver.step(5)
-
-    def break_once() -> None:
-        driver.runner.before_step = lambda: None
-        raise RuntimeError("secret detail of the device")
-
-    driver.runner.before_step = break_once
-    driver.step()
-    assert [driver.told[name].reason for name in "abc"] == ["error", "error", None]
-    finish = driver.told["a"].finish
-    assert finish is not None
-    assert finish.error is not None
-    assert (finish.error.status, finish.error.code, finish.error.request_id) == (500, "engine_error", "a")
-    assert "secret" not in finish.error.message
-    assert driver.finish()["c"].ids == outputs_of(requests[2])
-    again = request("again", [0, *PROMPT], max_tokens=30)
-    assert driver.run(again)["again"].ids == outputs_of(again)
-
-
-def test_a_runner_that_loses_a_token_is_a_broken_step() -> None:
-    driver = Driver()
-    original = driver.runner.step
-    driver.runner.step = lambda rows: original(rows)[1:]  # type: ignore[method-assign]
-    assert driver.run(request("r", PROMPT))["r"].reason == "error"
-
-
-@pytest.mark.parametrize("fault", ["raises", "too few tokens", "too few pictures", "pixels are gone"])
-def test_a_picture_that_cannot_be_encoded_fails_its_requests_only(fault: str) -> None:
-    driver = Driver()
-    text = request("text", PROMPT, max_tokens=30)
-    driver.submit(text)
-    driver.step(3)
-    original = driver.runner.encode
-
-    def encode(pixels: list[torch.Tensor]) -> list[torch.Tensor]:
-        if fault == "raises":
-            raise RuntimeError("the encoder broke")
-        return [embed(picture)[1:] for picture in pixels] if fault == "too few tokens" else []
-
-    def gone(_: object) -> torch.Tensor:
-        raise OSError("the arena is gone")
-
-    wanted = request("seen", PROMPT, [picture(1, (2, 4))])
-    if fault == "pixels are gone":
-        assert driver.engine.submit(wanted, gone) == Admitted("seen")
-    else:
-        driver.runner.encode = encode  # type: ignore[method-assign,assignment]
-        driver.submit(wanted)
-    driver.step(3)
-    finish = driver.told["seen"].finish
-    assert finish is not None
-    assert finish.error is not None
-    assert finish.error.code == "engine_error"
-    driver.runner.encode = original  # type: ignore[method-assign]
-    again = request("again", PROMPT, [picture(1, (2, 4))])
-    told = driver.run(again)
-    assert told["again"].ids == outputs_of(again)
-    assert told["text"].ids == outputs_of(text)
-
-
-def test_a_request_that_alone_fills_the_memory_ends_with_an_error() -> None:
-    driver = Driver(FakeRunner(num_slots=17))
-    wanted = request("r", PROMPT, max_tokens=50)
-    told = driver.run(wanted)["r"]
-    assert told.finish is not None
-    assert told.finish.error is not None
-    assert told.finish.error.code == "kv_exhausted"
-    assert "16 tokens" in told.finish.error.message
-    assert told.ids == outputs_of(wanted)[:7]
-
-
-def test_an_engine_that_schedules_nothing_fails_the_request_at_the_head() -> None:
-    driver = Driver()
-    driver.engine.vision.hold = lambda *_: None  # type: ignore[method-assign]
-    driver.submit(request("stuck", PROMPT, [picture(1, (0, 4))]), request("next", PROMPT))
-    told = driver.finish(max_steps=60)
-    assert told["stuck"].finish is not None
-    assert told["stuck"].finish.error is not None
-    assert told["stuck"].finish.error.code == "engine_stalled"
-    assert told["next"].reason == "length"

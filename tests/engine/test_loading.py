@@ -223,6 +223,25 @@ def test_packed_weights_equal_compressed_tensors(
     checkpoint.finish()
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize("tied", [True, False])
+def test_few_rows_of_an_8_bit_checkpoint_are_exact(rows: int, tied: bool, tmp_path: Path) -> None:
+    """In bfloat16 on a CPU few rows are multiplied with the integers themselves: no coarser than bfloat16 weights."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "num_attention_heads": 4}
+    folder = tiny_smolvlm(tmp_path, tied=tied, text={**sizes, "num_key_value_heads": 2})
+    _tensors(folder, lambda tensors: tensors.update({name: part.bfloat16() for name, part in tensors.items()}))
+    packed, plain = pack(folder, bits=8, group_size=0, symmetric=True)
+    ours = _load(packed, dtype="bfloat16")
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    weights = load_file(plain / "model.safetensors")
+    head = weights["model.text_model.embed_tokens.weight" if tied else "lm_head.weight"]
+    qkv = torch.cat([weights[f"model.text_model.layers.0.self_attn.{name}_proj.weight"] for name in "qkv"])
+    with torch.inference_mode():
+        for layer, weight in ((ours.model.head, head), (ours.model.layers[0].qkv, qkv)):
+            torch.testing.assert_close(layer(x).double(), x.double() @ weight.double().T, atol=0.1, rtol=0.02)
+            assert layer._integers is not None or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def _checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, dtype=torch.float32, device=torch.device("cpu"))
 

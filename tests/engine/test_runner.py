@@ -43,6 +43,16 @@ def test_attributes_describe_the_pool_and_the_model(runner: Runner) -> None:
     assert runner.embedding_bytes == 48 * 4
 
 
+def test_warming_up_leaves_no_trace(tiny_model: Path) -> None:
+    """It runs on the dummy slot alone, which stays finite, since masked attention reads it."""
+    fresh = load_runner(EngineConfig(str(tiny_model), dtype="float32", threads=1, kv_tokens=100, max_running=2))
+    assert isinstance(fresh, TorchRunner)
+    fresh.warm_up()
+    assert not fresh.slot_table.any()
+    assert not fresh.kv_pool[:, 1:].any()
+    assert fresh.kv_pool[:, 0].isfinite().all()
+
+
 def test_results_come_in_the_order_of_the_rows(runner: TorchRunner) -> None:
     """Decode rows and chunks are laid out in another order inside; rows without sampling give nothing."""
     rows = [_prompt(0, 12), _prompt(1, 7), _prompt(2, 9, None), _prompt(3, 1)]

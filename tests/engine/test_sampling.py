@@ -258,7 +258,8 @@ def test_logits_that_are_no_numbers_give_an_id_of_the_vocabulary(bad: float, sha
 
 
 def test_everything_banned_still_gives_an_id() -> None:
-    rows = [_row(temperature=temperature, banned_ids=list(range(8))) for temperature in (0.0, 1.0)]
+    """Even ids that are in no vocabulary, as the end ids of some folders."""
+    rows = [_row(temperature=temperature, banned_ids=[*range(8), 50_000]) for temperature in (0.0, 1.0)]
     assert all(0 <= token_id < 8 for token_id in _ids(_logits(2, 8), rows))
 
 

@@ -298,7 +298,7 @@ REFUSALS = [
     ("max_completion_tokens", 0, "max_completion_tokens", "`max_completion_tokens` is 0; expected 1 to"),
     ("min_tokens", -1, "min_tokens", "`min_tokens` is -1"),
     ("stop", [""], "stop[0]", "`stop[0]` has 0 characters; expected 1 to 1000."),
-    ("stop", "", "stop", "`stop` has 0 characters"),
+    ("stop", "", "stop[0]", "`stop[0]` has 0 characters"),
     ("stop", ["x"] * 17, "stop", "`stop` holds 17 strings; at most 16"),
     ("stop", ["x", 3], "stop[1]", "expected `string`, got `integer`"),
     ("stop", {}, "stop", "`stop`: expected `string | array | null`, got `object`."),
