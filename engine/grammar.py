@@ -78,7 +78,7 @@ class GrammarState:
         cost_s: Processor time that its masks took, beyond what every token may.
     """
 
-    def __init__(self, text: str, compiled: Future[LLMatcher]) -> None:
+    def __init__(self, text: str, compiled: Future[LLMatcher | None]) -> None:
         self.text = text
         self.token_ids: list[int] = []
         self.failure: BeholderError | None = None
@@ -98,21 +98,25 @@ class GrammarState:
 
     def accept(self, token_id: int) -> bool:
         """The sequence's next token. False: the sequence has failed, see `failure`."""
-        if self.failure is None and not self.matcher().consume_token(token_id):
-            self.fail(self.matcher().get_error())
+        if self.failure is None:
+            matcher = self.matcher()
+            if matcher is None or not matcher.consume_token(token_id):
+                self.fail("not compiled" if matcher is None else matcher.get_error())
         self.token_ids.append(token_id)
         return self.failure is None
 
-    def matcher(self) -> LLMatcher:
-        """Where the library is in the grammar."""
+    def matcher(self) -> LLMatcher | None:
+        """Where the library is in the grammar; None when it could not compile it."""
         if self._matcher is None:
-            self._matcher = self.compiled.result().deep_copy()
+            compiled = self.compiled.result()
+            self._matcher = None if compiled is None else compiled.deep_copy()
         return self._matcher
 
-    def start_over(self, matcher: LLMatcher) -> None:
+    def start_over(self, matcher: LLMatcher | None) -> None:
         """Go on with a fresh matcher, from the same place."""
         self._matcher = matcher
-        matcher.consume_tokens(self.token_ids)
+        if matcher is not None:
+            matcher.consume_tokens(self.token_ids)
 
     def fail(self, complaint: str) -> None:
         """The sequence cannot go on."""
@@ -139,10 +143,11 @@ class RowMask:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row that needs a mask. `may_end` False: only when nothing else is left (`ignore_eos`, `min_tokens`)."""
+    """A row that needs a mask. Ends that are no `stop_token_ids`, or come early, pass only where nothing else can."""
 
     state: GrammarState
-    may_end: bool
+    stop_token_ids: Sequence[int]
+    is_early: bool
 
 
 class Grammars:
@@ -156,7 +161,7 @@ class Grammars:
     def __init__(self, model: str, vocab_size: int) -> None:
         self._model = model
         self._vocab_size = vocab_size
-        self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._known: OrderedDict[str, Future[LLMatcher | None]] = OrderedDict()
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -194,13 +199,19 @@ class Grammars:
     def _maskers(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "grammar-masks")
 
-    def _compile(self, text: str) -> LLMatcher:
-        return LLMatcher(self.vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+    def _compile(self, text: str) -> LLMatcher | None:
+        """None, and a line in the log, when the library cannot read the model's vocabulary."""
+        try:
+            return LLMatcher(self.vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+        except Exception:
+            logger.exception("the vocabulary of %s cannot be used for grammars", self._model)
+            return None
 
     def _fill(self, wanted: Sequence[Wanted]) -> Words:
         """int32 (rows, words). A row that fails lets everything through: its token is refused in `accept`."""
-        never = self.vocabulary.never
-        words = np.zeros((len(wanted), len(never)), np.int32)
+        words = np.zeros((len(wanted), -(-self._vocab_size // 32)), np.int32)
+        if all(item.state.matcher() is not None for item in wanted):
+            words = np.zeros((len(wanted), len(self.vocabulary.never)), np.int32)
         for row, item in zip(words, wanted, strict=True):
             started_s = time.thread_time()
             self._fill_row(row, item)
@@ -222,23 +233,24 @@ class Grammars:
         if state.failure is not None:
             row.fill(-1)
             return
-        if not wanted.may_end:
-            going_on = row & ~self._ends
+        unwelcome = [
+            token_id for token_id in self.vocabulary.end_ids if wanted.is_early or token_id not in wanted.stop_token_ids
+        ]
+        if unwelcome:
+            going_on = row & ~bits_of(unwelcome, len(row))
             if going_on.any():
                 row[:] = going_on
 
-    def _mask(self, row: Words, matcher: LLMatcher) -> str:
+    def _mask(self, row: Words, matcher: LLMatcher | None) -> str:
         """The matcher's mask in `row`; a complaint when there is none."""
+        if matcher is None:
+            return "not compiled"
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
             return matcher.get_error() or "an unknown fault"
         row &= ~self.vocabulary.never
         return "" if row.any() else "no token is possible"
-
-    @cached_property
-    def _ends(self) -> Words:
-        return bits_of(self.vocabulary.end_ids, len(self.vocabulary.never))
 
 
 def bits_of(ids: Iterable[int], num_words: int) -> Words:

@@ -52,7 +52,9 @@ def main() -> None:
         runner.warm_up()
     except BeholderError as error:
         child.fail(error.message)
-    loop = EngineLoop(Engine(config, runner), child, inbox)
+    engine = Engine(config, runner)
+    engine.grammars.warm_up()
+    loop = EngineLoop(engine, child, inbox)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
     child.ready(

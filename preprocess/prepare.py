@@ -12,12 +12,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from preprocess.arena import ALIGNMENT, Arena
 from preprocess.config import MediaLimits, PreprocessConfig
 from preprocess.errors import BeholderError, ClientError
 from preprocess.families import Family, load_family
+from preprocess.grammar import GrammarCompiler
 from preprocess.image import decode, encoded_bytes
 from preprocess.model_folder import ModelFolder
 from preprocess.options import Defaults, check_options, resolve
@@ -80,6 +82,7 @@ class Preparer:
         self._arena = arena
         self._family: Family = load_family(folder)
         self._prompts = PromptEncoder(folder, self._family)
+        self._grammars = GrammarCompiler()
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
@@ -111,6 +114,7 @@ class Preparer:
         started = time.monotonic()
         check_options(job.options)
         self._check_amount(job)
+        grammar = "" if job.options.grammar is None else self._grammars.compile(job.options.grammar)
         pictures = _Pictures(self._arena, job.lease)
         for param, part in _image_parts(job):
             try:
@@ -125,6 +129,7 @@ class Preparer:
             [layout.num_tokens for layout in layouts],
         )
         sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
         media = [
             MediaItem(digest, pixels, spans)
             for digest, pixels, spans in zip(pictures.digests, pictures.pixels, prompt.spans, strict=True)
