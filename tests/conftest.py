@@ -22,9 +22,8 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-for _name in ("tiny_models", "packed_models"):
+for _name in ("tiny_models", "packed_models", "serving"):
     _load(_name)
-_load("serving")
 
 
 @pytest.fixture(scope="session")
