@@ -296,7 +296,7 @@ def test_masks_hold_in_mixed_batches_and_change_no_other_row(params: dict[str, A
     logits = _logits(40, 100)
     free = [_row(index, **params) for index in range(40)]
     expected = _ids(logits, free)
-    allowed = {index: [(index * 7) % 100, (index * 31 + 5) % 100, 64] for index in range(0, 40, 3)}
+    allowed = {index: [(index * 7) % 96, (index * 31 + 5) % 96, 64] for index in range(0, 40, 3)}
     rows = [
         replace(row, allowed=_Allowed(allowed[index], 3)) if index in allowed else row for index, row in enumerate(free)
     ]
