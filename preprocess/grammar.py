@@ -18,14 +18,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from preprocess.errors import ClientError
-from preprocess.json_schema import clean_schema
+from preprocess.json_schema import MAX_TEXT, clean_schema
 from preprocess.wire import Grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_TEXT: Final = 64 << 10
-"""Longest schema, grammar or list of choices, in characters."""
 MAX_REGEX: Final = 4_000
 MAX_CHOICES: Final = 1_000
 MAX_CHOICE: Final = 1_000

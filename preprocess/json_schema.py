@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from preprocess.errors import ClientError
 
+MAX_TEXT: Final = 64 << 10
+"""Longest schema, grammar or list of choices, in characters."""
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 4_000
 """Subschemas and constant values in one schema."""
@@ -90,6 +92,12 @@ class _Walk:
         clean.pop("additionalItems", None)
         if clean.get("uniqueItems") is False:
             del clean["uniqueItems"]
+        certain = len(set(clean.get("required", ())))
+        if clean.get("minProperties", 0) > certain + 1:  # of free names two could be the same, and count once
+            raise self.refuse(
+                f"{path}/minProperties",
+                f"`minProperties` can be enforced up to one more than the {certain} that are `required`.",
+            )
         return clean
 
     def schemas(self, value: Any, path: str, depth: int) -> list[Any]:
@@ -187,7 +195,11 @@ def clean_schema(schema: Any, param: str) -> Any:
     Raises:
         ClientError: It cannot be honoured; keyword and place are named.
     """
-    return _Walk(param).schema(schema, "#", 0)
+    walk = _Walk(param)
+    clean = walk.schema(schema, "#", 0)
+    if clean is False:
+        raise walk.refuse("#", "no answer can satisfy it.")
+    return {} if clean is True else clean
 
 
 def _kind(value: Any) -> str:
@@ -228,3 +240,6 @@ _CHECKS: Final[dict[str, Callable[[_Walk, Any, str, int], Any]]] = {
     "multipleOf": _Walk.multiple_of,
 }
 """Keyword → what checks its value and gives the cleaned one."""
+
+KNOWN: Final = frozenset(_CHECKS) - {"uniqueItems", "additionalItems"}
+"""Keywords that are enforced."""

@@ -11,6 +11,7 @@ import msgspec
 
 from preprocess.errors import ClientError
 from server.request_models import ChatMessage, ImageContent, ImageUrl, StreamOptions, TextContent
+from server.shape_models import JsonSchema, JsonSchemaFormat, StructuredOutputs
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ _WORDS_AT: Final = {
     "type": "text or image_url",
     "detail": "auto, low or high",
     "format": "json or text",
+    "response_format.type": "text, json_object or json_schema",
 }
 _WRONG_TYPE: Final = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
 _JSON_WORDS: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -81,7 +83,8 @@ def of_validation(error: msgspec.ValidationError, model: Any, root: str = "") ->
     extra = _UNKNOWN_FIELD.match(text)
     if extra:
         return unknown(extra[1], _fields_at(path, model), inside=path)
-    word, wrong = _WORDS_AT.get(path.rpartition(".")[2]), _WRONG_WORD.match(text)
+    word = _WORDS_AT.get(path) or _WORDS_AT.get(path.rpartition(".")[2])
+    wrong = _WRONG_WORD.match(text)
     if word and wrong:
         return invalid(path, f"`{path}` is {wrong[1][:100]}; expected {word}.")
     text = _WRONG_TYPE.sub(lambda found: f"expected `{_json_words(found[1])}`{found[2]}", text)
@@ -103,6 +106,12 @@ def _fields_at(path: str, model: Any) -> list[str]:
         models = [ImageUrl]
     elif path.endswith("stream_options"):
         models = [StreamOptions]
+    elif path.endswith(".json_schema"):
+        models = [JsonSchema]
+    elif path.endswith("response_format"):
+        models = [JsonSchemaFormat]
+    elif path.endswith("structured_outputs"):
+        models = [StructuredOutputs]
     elif ".content[" in path:
         models = [TextContent, ImageContent]
     elif path.endswith("]"):

@@ -27,6 +27,8 @@ from server.request_models import (
 )
 from server.sampling_rules import generation_options
 from server.settings import Settings
+from server.shape_models import SHAPE_FIELDS
+from server.shape_rules import shape_from_text
 
 DEFAULT_PROMPT: Final = "Describe the picture."
 MAX_CHOICES: Final = 16
@@ -243,6 +245,8 @@ def caption_from_text(pairs: list[tuple[str, str]]) -> CaptionRequest:
             values.setdefault(name, []).append(text)
         elif name in values:
             raise invalid(name, f"`{name}` was given twice.")
+        elif name in SHAPE_FIELDS:
+            values[name] = shape_from_text(name, text)
         else:
             values[name] = text
     try:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from preprocess.wire import Detail
+from server.shape_models import ResponseFormat, StructuredOutputs
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +74,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     session_id: str | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +103,6 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -113,7 +115,6 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     use_beam_search: Any = None
     length_penalty: Any = None
     prompt_logprobs: Any = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -139,7 +140,6 @@ HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "parallel_tool_calls": (),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -152,7 +152,6 @@ HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "prompt_logprobs": (),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
