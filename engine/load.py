@@ -53,7 +53,7 @@ def load_runner(config: EngineConfig) -> Runner:
         ModelError: The folder or an option cannot be honoured; the message says which and why.
     """
     set_threads(config.threads)
-    device = torch.device(config.device)
+    device = _device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
@@ -69,6 +69,11 @@ def load_runner(config: EngineConfig) -> Runner:
             f"max_context is {config.max_context}, but {config.model} was made for at most {longest} tokens"
         )
     token_bytes = 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim * dtype.itemsize
+    needed, free = config.kv_tokens * token_bytes, _free_memory(device)
+    if needed > free:
+        raise ModelError(
+            f"kv_tokens is {config.kv_tokens}, which takes {needed >> 20} MiB of memory, but {free >> 20} MiB are free"
+        )
     return TorchRunner(
         model,
         encoder,
@@ -78,6 +83,12 @@ def load_runner(config: EngineConfig) -> Runner:
         dtype=dtype,
         device=device,
     )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device is cuda, but torch finds no CUDA device here; expected cpu")
+    return torch.device(name)
 
 
 def set_threads(threads: int) -> None:
@@ -108,13 +119,14 @@ def _num_cores() -> int:
 def _kv_tokens_for(token_bytes: int, device: torch.device) -> int:
     """Slots that fit: a quarter of a CPU's free memory, at most `CPU_KV_TOKENS`; four fifths of a GPU's."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return max(1, int(free) * 4 // 5 // token_bytes)
-    return max(1, min(CPU_KV_TOKENS, _available_memory() // 4 // token_bytes))
+        return max(1, _free_memory(device) * 4 // 5 // token_bytes)
+    return max(1, min(CPU_KV_TOKENS, _free_memory(device) // 4 // token_bytes))
 
 
-def _available_memory() -> int:
-    """Bytes that can be had without pushing anything out."""
+def _free_memory(device: torch.device) -> int:
+    """Bytes that can be had on a device without pushing anything out."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -26,7 +26,6 @@ from preprocess.wire import (
     Pixels,
     Reset,
     ResetDone,
-    Stop,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ def main() -> None:
         runner.warm_up()
     except BeholderError as error:
         child.fail(error.message)
+    except Exception as error:
+        child.fail_unforeseen(error)
     engine = Engine(config, runner)
     engine.grammars.warm_up()
     loop = EngineLoop(engine, child, inbox)
@@ -64,6 +65,7 @@ def main() -> None:
         pid=os.getpid(),
     )
     while True:
+        child.beat()
         loop.turn()
 
 
@@ -78,6 +80,8 @@ class EngineLoop:
         self._decoder: msgspec.msgpack.Decoder[EngineInput] = msgspec.msgpack.Decoder(EngineInput)
         self._encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
         self._arena = Arena.attach(child.boot.arena_fd, child.boot.arena_size)
+        self._generation = child.boot.generation
+        self._was_reset = False
         self._stats_at = 0.0
         self._stats: EngineStats | None = None
 
@@ -99,16 +103,20 @@ class EngineLoop:
         self._send_stats()
 
     def _take(self, message: EngineInput) -> None:
-        if isinstance(message, EngineRequest):
+        if isinstance(message, Reset):
+            if message.generation == self._generation:
+                self._reset(message)
+        elif not self._was_reset:
+            return  # meant for the process that was here before; the server has answered for it
+        elif isinstance(message, EngineRequest):
             self._to_server.send(self._encode(self._engine.submit(message, self._pixels)))
         elif isinstance(message, Abort):
             self._engine.abort(message.request_id)
-        elif isinstance(message, Stop):
-            self._engine.stop(message.request_id, message.num_tokens)
         else:
-            self._reset(message)
+            self._engine.stop(message.request_id, message.num_tokens)
 
     def _reset(self, reset: Reset) -> None:
+        self._was_reset = True
         self._engine.reset()
         done = self._encode(ResetDone(reset.epoch))
         self._to_server.send(done)

@@ -6,11 +6,15 @@ launcher is gone, however it went, and the child ends at once. Sockets are ZeroM
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
+import time
+import traceback
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -19,6 +23,8 @@ import zmq
 from preprocess.wire import Role
 
 PR_SET_PDEATHSIG = 1
+BEAT_EVERY_S = 1.0
+"""How often a child tells the launcher that it is alive."""
 EXIT_BAD_START = 78
 """Exit code of a child that cannot start as configured (sysexits' EX_CONFIG): starting it again would not help."""
 
@@ -45,9 +51,11 @@ class Boot(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A child's word to the launcher: ``"ready"``, or ``"failed"`` with a sentence for the person who started it."""
+    """A child's word to the launcher: ``"ready"``, then ``"alive"`` again and again, or ``"failed"`` with a sentence
+    for the person who started it.
+    """
 
-    state: Literal["ready", "failed"]
+    state: Literal["ready", "alive", "failed"]
     message: str = ""
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -58,6 +66,7 @@ class Child:
     def __init__(self, boot: Boot) -> None:
         self.boot = boot
         self.context = zmq.Context()
+        self._beat_at_s = 0.0
 
     @classmethod
     def from_stdin(cls) -> Child:
@@ -87,11 +96,38 @@ class Child:
         """Tell the launcher that this process takes work; `facts` go into its start-up table."""
         self._report(Status("ready", facts=dict(facts)))
 
+    def beat(self) -> None:
+        """Tell the launcher that this process gets on with its work. Main loops call it at every turn."""
+        now = time.monotonic()
+        if now >= self._beat_at_s:
+            self._beat_at_s = now + BEAT_EVERY_S
+            with contextlib.suppress(BlockingIOError):  # the launcher reads late: it has enough of them
+                self._report(Status("alive"))
+
+    def receive(self, socket: zmq.Socket[bytes]) -> bytes:
+        """The next message, however long it takes; meanwhile this process is known to be alive."""
+        self.beat()
+        while not socket.poll(round(BEAT_EVERY_S * 1e3)):
+            self.beat()
+        return socket.recv()
+
     def fail(self, message: str) -> NoReturn:
         """Tell the launcher that this process cannot start as configured, and end."""
         self._report(Status("failed", message))
         sys.stderr.flush()
         os._exit(EXIT_BAD_START)
+
+    def fail_unforeseen(self, error: Exception) -> NoReturn:
+        """Tell of an error that nobody foresaw at the very first start: trying again would not help. Later, when the
+        same start has worked before, it may: then the error goes on, and the launcher tries again.
+        """
+        if self.boot.generation > 1:
+            raise error
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self.fail(
+            f"the {self.boot.role} process cannot start with this model folder and these options: "
+            f"{type(error).__name__} in {Path(where.filename).name}, line {where.lineno}"
+        )
 
     def _report(self, status: Status) -> None:
         os.write(self.boot.status_fd, msgspec.json.encode(status) + b"\n")

@@ -18,6 +18,8 @@ def main() -> None:
         detokenizer = Detokenizer(child.config(PreprocessConfig).model)
     except BeholderError as error:
         child.fail(error.message)
+    except Exception as error:
+        child.fail_unforeseen(error)
     inbox = child.bind("detokenizer")
     to_server = child.connect("server")
     to_engine = child.connect("engine")
@@ -25,7 +27,7 @@ def main() -> None:
     encoder = msgspec.msgpack.Encoder()
     child.ready()
     while True:
-        message = decoder.decode(inbox.recv())
+        message = decoder.decode(child.receive(inbox))
         if isinstance(message, OutputStart):
             detokenizer.start(message)
         elif isinstance(message, ResetDone):

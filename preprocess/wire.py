@@ -97,7 +97,11 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server."""
+    """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server.
+
+    `request_id` names this attempt; `generation` the worker process that it is for. A later process in its place drops
+    it: its lease is somebody else's by then.
+    """
 
     request_id: str
     messages: list[Message]
@@ -106,6 +110,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     arrival_s: float
     session_id: str = ""
     priority: int = 0
+    generation: int = 0
 
 
 # ---- preprocess worker → server -------------------------------------------------------------------------------------
@@ -243,9 +248,14 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """A new server process: forget every request of earlier ones. `epoch` comes back in `ResetDone`."""
+    """Forget every request from before. `epoch` comes back in `ResetDone`.
+
+    `generation`: the engine process that it is for. A fresh engine serves nobody before its own reset, since what was
+    sent to the process before it may still arrive, and with pixels that are somebody else's by then.
+    """
 
     epoch: str
+    generation: int = 0
 
 
 EngineInput = EngineRequest | Abort | Stop | Reset

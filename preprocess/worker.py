@@ -20,7 +20,7 @@ from PIL import Image
 from preprocess.arena import Arena
 from preprocess.child import Child
 from preprocess.config import PreprocessConfig
-from preprocess.errors import BeholderError
+from preprocess.errors import BeholderError, ModelError
 from preprocess.prepare import Preparer
 from preprocess.wire import GenerationOptions, ImagePart, Job, Lease, Message, Refused, TextPart, WorkerReply
 
@@ -35,6 +35,8 @@ def main() -> None:
         _warm_up(preparer)
     except BeholderError as error:
         child.fail(error.message)
+    except Exception as error:
+        child.fail_unforeseen(error)
     inbox = child.bind(f"worker-{child.boot.index}")
     outbox = child.connect("server")
     decoder = msgspec.msgpack.Decoder(Job)
@@ -45,7 +47,9 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     child.ready()
     while True:
-        job = decoder.decode(inbox.recv())
+        job = decoder.decode(child.receive(inbox))
+        if job.generation != child.boot.generation:
+            continue
         signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
         try:
             reply: WorkerReply = preparer.prepare(job)
@@ -61,12 +65,17 @@ def main() -> None:
 
 
 def _warm_up(preparer: Preparer) -> None:
-    """Prepare nobody's picture, so that no request pays for the first use of a codec and the template."""
+    """Prepare nobody's picture, so that no request pays for the first use of a codec and the template.
+
+    Raises `ModelError` when that fails, since every request would.
+    """
     for format_name in ("JPEG", "PNG"):
         encoded = io.BytesIO()
         Image.new("RGB", (64, 48)).save(encoded, format_name)
         messages = [Message("user", [ImagePart(data=encoded.getvalue()), TextPart("?")])]
-        preparer.prepare(Job("warm-up", messages, GenerationOptions(), Lease(), time.monotonic()))
+        reply = preparer.prepare(Job("warm-up", messages, GenerationOptions(max_tokens=1), Lease(), time.monotonic()))
+        if isinstance(reply, Refused) and reply.status >= 500:
+            raise ModelError(f"the model folder cannot be used: {reply.message}")
 
 
 def _limit_memory(added_bytes: int) -> None:

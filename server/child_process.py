@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -47,6 +48,10 @@ class ChildProcess:
         """Deaths in a row before it was ready."""
         self.start_at_s: float | None = None
         """When the launcher means to start it again; None while it runs."""
+        self.beat_s = 0.0
+        """When it last said that it is alive."""
+        self.hung = ""
+        """Why the launcher ended it, when it did because nothing was heard any more."""
         self.status_fd = -1
         self._config = msgspec.Raw(msgspec.json.encode(config))
         self._surroundings = surroundings
@@ -67,9 +72,10 @@ class ChildProcess:
     def start(self) -> None:
         """Start a fresh process. Its standard input stays open as long as the launcher lives."""
         self.generation += 1
-        self.ready, self.failure, self._unread, self.start_at_s = False, "", b"", None
-        self.status_fd, write_fd = os.pipe()
-        os.set_blocking(self.status_fd, False)
+        self.ready, self.failure, self.hung, self._unread, self.start_at_s = False, "", "", b"", None
+        status_fd, write_fd = os.pipe()
+        os.set_blocking(status_fd, False)
+        os.set_blocking(write_fd, False)  # a child never waits for its launcher
         boot = Boot(
             role=self.role,
             index=self.index,
@@ -83,14 +89,21 @@ class ChildProcess:
             launcher_pid=os.getpid(),
         )
         inherited = [fd for fd in (write_fd, boot.arena_fd, boot.listen_fd) if fd >= 0]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULES[self.role]],
-            stdin=subprocess.PIPE,
-            pass_fds=inherited,
-            env=_environment(self.role),
-            start_new_session=True,  # a terminal's Ctrl-C goes to the launcher alone, which ends the others in order
-        )
-        os.close(write_fd)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULES[self.role]],
+                stdin=subprocess.PIPE,
+                pass_fds=inherited,
+                cwd=_folder(),
+                env=_environment(self.role),
+                start_new_session=True,  # a terminal's Ctrl-C goes to the launcher alone, which ends them in order
+            )
+        except OSError:
+            os.close(status_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        self.status_fd = status_fd
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died already: `poll` will tell
             self._process.stdin.write(msgspec.json.encode(boot) + b"\n")
@@ -103,6 +116,9 @@ class ChildProcess:
         *lines, self._unread = self._unread.split(b"\n")
         words = [msgspec.json.decode(line, type=Status) for line in lines]
         for word in words:
+            self.beat_s = time.monotonic()
+            if word.state == "alive":
+                continue
             if word.state == "ready":
                 self.ready, self.failed_starts, self.facts = True, 0, word.facts
             else:
@@ -113,7 +129,7 @@ class ChildProcess:
         """How the process ended, or None while it runs or when there is none."""
         if self._process is None or self._process.poll() is None:
             return None
-        return describe_exit(self._process.returncode)
+        return self.hung or describe_exit(self._process.returncode)
 
     def end(self, with_signal: signal.Signals) -> None:
         """Send a signal to the process, if one runs."""
@@ -155,6 +171,15 @@ def describe_exit(returncode: int) -> str:
         return f"signal {signal.Signals(-returncode).name}"
     except ValueError:
         return f"signal {-returncode}"
+
+
+def _folder() -> str | None:
+    """Where children work: here, unless this folder was removed, which libraries do not expect."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "/"
+    return None
 
 
 def _environment(role: Role) -> dict[str, str]:

@@ -58,8 +58,11 @@ Send = Callable[[str, bytes], None]
 class _Child:
     state: ChildState
     deaths: int = 0
-    job: str | None = None
-    """Request id of the job that this worker holds."""
+    job: str = ""
+    """Id of the job that this worker holds. Only the answer to this one counts: an answer to an earlier attempt at the
+    same call tells of pixels in a lease that has ended."""
+    call: _Call | None = None
+    """Whose job that is."""
 
     @property
     def up(self) -> bool:
@@ -73,6 +76,7 @@ class _Call:
     request_id: str
     job: Job
     num_choices: int
+    num_images: int
     waiting_bytes: int
     prepared: asyncio.Future[Prepared]
     lease: Lease = field(default_factory=Lease)
@@ -303,7 +307,7 @@ class Dispatcher:
             session_id,
             priority,
         )
-        call = _Call(request_id, job, n, num_bytes, asyncio.get_running_loop().create_future())
+        call = _Call(request_id, job, n, len(images), num_bytes, asyncio.get_running_loop().create_future())
         self._calls[request_id] = call
         self._waiting.append(call)
         self._waiting_bytes += num_bytes
@@ -318,33 +322,36 @@ class Dispatcher:
             worker = self._worker(index)
             if not self._waiting:
                 return
-            if not worker.up or worker.job is not None:
+            if not worker.up or worker.call is not None:
                 continue
             call = self._waiting[0]
             self._leave_queue(call)
-            num_images = sum(isinstance(p, ImagePart) for m in call.job.messages for p in m.content)
-            call.lease = self.leases.lease(num_images * self._pixel_bytes_per_image)
+            call.lease = self.leases.lease(call.num_images * self._pixel_bytes_per_image)
             call.worker = index
-            worker.job = call.request_id
-            self._send(f"worker-{index}", msgspec.structs.replace(call.job, lease=call.lease))
+            worker.call, worker.job = call, f"{call.request_id}/{call.deaths}"
+            job = msgspec.structs.replace(
+                call.job, request_id=worker.job, lease=call.lease, generation=worker.state.generation
+            )
+            self._send(f"worker-{index}", job)
 
     def _leave_queue(self, call: _Call) -> None:
         self._waiting.remove(call)
         self._waiting_bytes -= call.waiting_bytes
 
-    def _worker_done(self, request_id: str) -> _Call | None:
+    def _worker_done(self, job_id: str) -> _Call | None:
         """Free the worker that answered; None when nobody wants the answer any more."""
-        for index in self._workers:
-            if self._worker(index).job == request_id:
-                self._worker(index).job = None
-        call = self._calls.get(request_id)
-        if call is not None:
-            call.worker = None
-            if call.cancelled:
-                self._forget(call)
-                call = None
+        worker = next((self._worker(i) for i in self._workers if self._worker(i).job == job_id), None)
+        call = worker.call if worker is not None else None
+        if worker is None or call is None:
+            return None
+        worker.call, worker.job = None, ""
+        call.worker = None
+        call.job = msgspec.structs.replace(call.job, messages=[])  # the encoded pictures have done their duty
         self._pump()
-        return call
+        if call.cancelled:
+            self._forget(call)
+            return None
+        return call if call.request_id in self._calls else None
 
     def _on_prepared(self, prepared: Prepared) -> None:
         call = self._worker_done(prepared.request_id)
@@ -360,9 +367,8 @@ class Dispatcher:
     def _on_worker_death(self, index: int, reason: str) -> None:
         """Once is bad luck, unless the deadline ended it: another worker tries. Twice is the picture's doing."""
         worker = self._worker(index)
-        call = self._calls.get(worker.job) if worker.job is not None else None
-        worker.job = None
-        if call is None:
+        call, worker.call, worker.job = worker.call, None, ""
+        if call is None or call.request_id not in self._calls:
             return
         call.worker = None
         call.deaths += 1
@@ -371,7 +377,7 @@ class Dispatcher:
         if call.cancelled:
             self._forget(call)
         elif reason == DEADLINE_REASON or call.deaths > 1:
-            self._fail(call, _picture_killed_worker(reason))
+            self._fail(call, _killed_its_worker(reason, call.num_images))
         else:
             self._waiting.appendleft(call)
             self._waiting_bytes += call.waiting_bytes
@@ -495,6 +501,10 @@ class Dispatcher:
                 self._on_worker_death(state.index, state.reason)
             else:
                 self._reset_sent = self._engine_reset = self._detokenizer_reset = False
+                if state.role == "engine" and self.stats is not None:  # its gauges tell of what is gone
+                    self.stats = msgspec.structs.replace(
+                        self.stats, num_running=0, num_waiting=0, kv_slots_used=0, vision_cache_bytes=0
+                    )
                 self._fail_engine_calls(
                     ServiceError(
                         f"the {state.role} stopped ({state.reason}) and is being restarted; send the request again",
@@ -505,7 +515,7 @@ class Dispatcher:
                 )
         if self._children["engine", 0].up and self._children["detokenizer", 0].up and not self._reset_sent:
             self._reset_sent = True
-            self._send("engine", Reset(self.epoch))
+            self._send("engine", Reset(self.epoch, self._children["engine", 0].state.generation))
         self._pump()
 
     def _on_engine_reset(self, done: ResetDone) -> None:
@@ -546,7 +556,13 @@ def error_of(refusal: Refused | Rejected) -> BeholderError:
     )
 
 
-def _picture_killed_worker(reason: str) -> ClientError:
+def _killed_its_worker(reason: str, num_images: int) -> ClientError:
+    if not num_images:
+        return ClientError(
+            "the text of this request could not be prepared in the time allowed; send a shorter one",
+            status=422,
+            code="text_undecodable",
+        )
     if reason == DEADLINE_REASON:
         return ClientError(
             "a picture of this request took too long to decode; send it smaller or in a simpler format",

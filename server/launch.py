@@ -7,6 +7,8 @@ nothing itself, so nothing that a client sends can hurt it.
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import selectors
 import signal
 import socket
@@ -20,7 +22,7 @@ import msgspec
 import zmq
 
 from preprocess.arena import Arena
-from preprocess.child import EXIT_BAD_START, push_socket
+from preprocess.child import BEAT_EVERY_S, EXIT_BAD_START, push_socket
 from preprocess.wire import Drain
 from server.child_process import ChildProcess, Surroundings, describe_exit
 from server.settings import Settings, SettingsError
@@ -31,22 +33,29 @@ RESTART_PAUSE_S: Final = 0.1
 MAX_FAILED_STARTS: Final = 5
 """A child that dies this often in a row before it is ready takes the service down: something is wrong for good."""
 STOP_TIMEOUT_S: Final = 3.0
+MAX_WAIT_S: Final = 1.0
+"""Longest sleep of the launcher between two looks at its children."""
 DRAIN_MARGIN_S: Final = 5.0
 BAD_START: Final = describe_exit(EXIT_BAD_START)
+CLEAN_EXIT: Final = describe_exit(0)
 
 
 def launch(settings: Settings) -> int:
     """Serve until a signal or a fault that cannot be mended; the exit code of the command.
 
     Raises:
-        SettingsError: The address cannot be listened on.
+        SettingsError: The address cannot be listened on, or this machine lacks what the options ask for.
     """
-    with (
-        _listen(settings.host, settings.port) as listener,
-        socket_folder() as folder,
-        contextlib.closing(Arena.create(settings.arena_bytes)) as arena,
-        _signals() as signals,
-    ):
+    _open_standard_streams()
+    _allow_many_files()
+    with contextlib.ExitStack() as resources:
+        listener = resources.enter_context(_listen(settings.host, settings.port))
+        try:
+            folder = resources.enter_context(socket_folder())
+            arena = resources.enter_context(Arena.create(settings.arena_bytes))
+            signals = resources.enter_context(_signals())
+        except OSError as error:
+            raise SettingsError(f"cannot start: {error.strerror or error}") from None
         surroundings = Surroundings(folder, arena.fd, arena.size)
         return _Launcher(settings, listener, surroundings, signals).run()
 
@@ -73,6 +82,7 @@ class _Launcher:
         self._to_server: zmq.Socket[bytes] | None = None
         self._folder = surroundings.socket_folder
         self._announced = False
+        self._watched_s = self._started_s
         self._drain_until_s: float | None = None
         self._exit_code: int | None = None
 
@@ -80,7 +90,7 @@ class _Launcher:
         """Watch until there is an exit code, then leave nothing behind."""
         try:
             for child in self._children:
-                self._start(child)
+                child.start_at_s = self._started_s
             while self._exit_code is None:
                 self._turn()
             return self._exit_code
@@ -95,6 +105,7 @@ class _Launcher:
                 self._hear(key.data)
         for number in self._signals.take():
             self._on_signal(number)
+        self._end_hung()
         for child in self._children:
             reason = child.poll()
             if reason is not None:
@@ -102,7 +113,7 @@ class _Launcher:
                 self._on_death(child, reason)
         now = time.monotonic()
         for child in self._children:
-            if child.start_at_s is not None and child.start_at_s <= now:
+            if child.start_at_s is not None and child.start_at_s <= now and self._exit_code is None:
                 self._start(child)
         if self._drain_until_s is not None and now > self._drain_until_s:
             _say("the grace time is over; ending what still runs")
@@ -112,13 +123,35 @@ class _Launcher:
         times = [child.start_at_s for child in self._children if child.start_at_s is not None]
         if self._drain_until_s is not None:
             times.append(self._drain_until_s)
-        return max(0.0, min([1.0, *(at - time.monotonic() for at in times)]))
+        return max(0.0, min([MAX_WAIT_S, *(at - time.monotonic() for at in times)]))
 
     # ---- births and deaths -------------------------------------------------------------------------------------------
 
     def _start(self, child: ChildProcess) -> None:
-        child.start()
+        try:
+            child.start()
+        except OSError as error:  # no more processes, memory or file descriptors
+            child.failed_starts += 1
+            reason = f"it could not be started: {error.strerror or error}"
+            if child.generation == 1:
+                child.failure, reason = f"the {child.name} process is lost: {reason}", BAD_START
+            self._on_death(child, reason)
+            return
         self._selector.register(child.status_fd, selectors.EVENT_READ, child)
+
+    def _end_hung(self) -> None:
+        """Kill what has not said for long that it is alive. Time in which this process slept too does not count."""
+        now = time.monotonic()
+        has_slept, self._watched_s = now - self._watched_s > MAX_WAIT_S + BEAT_EVERY_S, now
+        for child in self._children:
+            if has_slept:
+                child.beat_s = now
+            limit_s = self._settings.hang_timeout_s
+            if child.role == "preprocess":  # silent while it works, under a deadline of its own
+                limit_s += self._settings.preprocess_deadline_s
+            if child.ready and not child.hung and now - child.beat_s > limit_s:
+                child.hung = f"no sign of life for {limit_s:g} s"
+                child.end(signal.SIGKILL)
 
     def _hear(self, child: ChildProcess) -> None:
         for word in child.read_status():
@@ -141,7 +174,7 @@ class _Launcher:
 
     def _on_death(self, child: ChildProcess, reason: str) -> None:
         if self._drain_until_s is not None and child is self._server:
-            self._exit_code = 0
+            self._exit_code = 0 if reason == CLEAN_EXIT else 1
             return
         if child.failure and reason == BAD_START:
             _say(child.failure)
@@ -160,6 +193,7 @@ class _Launcher:
                 worker.end(signal.SIGKILL)
                 worker.wait(STOP_TIMEOUT_S)
                 self._bury(worker)
+                worker.failed_starts = 0  # this death says nothing about it
                 worker.start_at_s = child.start_at_s
         else:
             self._tell(child.state(up=False, reason=reason))
@@ -238,7 +272,9 @@ def _signals() -> Iterator[_Signals]:
     def wake(number: int, frame: FrameType | None) -> None:
         """The interpreter has already written the number to `sender`."""
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asks to outlive the terminal
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, wake) for number in numbers}
     old_fd = signal.set_wakeup_fd(sender.fileno())
     try:
@@ -251,15 +287,37 @@ def _signals() -> Iterator[_Signals]:
         sender.close()
 
 
+def _open_standard_streams() -> None:
+    """Fill closed descriptors 0, 1 and 2: else sockets would get those numbers, and children lose them."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
+
+
+def _allow_many_files() -> None:
+    """As many open files as this user may have, for a connection each; shells start with few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = host.strip("[]")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    both = address == "::" and socket.has_dualstack_ipv6()  # every interface: IPv4's too
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
+        return socket.create_server((address, port), family=family, backlog=2048, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         raise SettingsError(
-            f"cannot listen on {host} port {port} ({error.strerror or error}); choose another with --host and --port"
+            f"cannot listen on {host} port {port} ({reason}); choose another with --host and --port"
         ) from None
 
 
 def _say(line: str) -> None:
-    print(f"beholder: {line}", file=sys.stderr, flush=True)
+    """For whoever reads standard error; that nobody does any more must not end the service."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        sys.stderr.write(f"beholder: {line}\n")
+        sys.stderr.flush()

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import uvicorn
 import zmq
 
-from preprocess.child import Child, push_socket
+from preprocess.child import BEAT_EVERY_S, Child, push_socket
 from preprocess.errors import BeholderError
 from preprocess.prepare import max_pixel_bytes_per_image
 from server.app import create_app
 from server.dispatcher import Dispatcher
+from server.http_connection import MAX_HEAD_BYTES, HttpConnection
 from server.settings import Settings
 
 MAX_WAITING_BYTES = 512 << 20
@@ -36,6 +37,8 @@ def main() -> None:
         dispatcher = _dispatcher(child, settings)
     except BeholderError as error:
         child.fail(error.message)
+    except Exception as error:
+        child.fail_unforeseen(error)
     asyncio.run(_serve(child, settings, dispatcher))
 
 
@@ -77,7 +80,9 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(
         create_app(settings, dispatcher),
-        log_level="warning",
+        http=HttpConnection,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        log_level="error",  # its warnings are clients' faults, as many as they like to make
         access_log=False,
         server_header=False,
         ws_per_message_deflate=False,
@@ -90,6 +95,11 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
         server.should_exit = True
         loop.call_later(grace_s, dispatcher.fail_all)
 
+    def beat() -> None:
+        child.beat()
+        loop.call_later(BEAT_EVERY_S, beat)
+
+    beat()
     dispatcher.on_drain = drain
     inbox = child.bind("server")
 

@@ -22,6 +22,8 @@ from server.model_source import ModelSourceError, default_model_name, model_fold
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
 MEBIBYTE: Final = 1 << 20
+MIN_CONTEXT: Final = 16
+"""A chat template alone takes that many tokens."""
 
 
 class SettingsError(Exception):
@@ -72,6 +74,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grace_s: Annotated[
         float, Option("How long running requests may go on after SIGTERM.", unit="s", low=0, high=3600)
     ] = 30
+
+    hang_timeout_s: Annotated[
+        float,
+        Option(
+            "A process that shows no sign of life for so long is ended and restarted; above the longest engine step.",
+            unit="s",
+            low=3,
+            high=86_400,
+        ),
+    ] = 120
 
     # -- media
     workers: Annotated[int, Option("Preprocess processes (decode, resize, tokenise).", low=1, high=256)] = 2
@@ -177,6 +189,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for host in self.allowed_hosts:
             if "/" in host or "@" in host:
                 raise SettingsError(f"--allowed-hosts: {host!r} is no host name; expected such as beholder.example.org")
+        if 0 < self.max_context < MIN_CONTEXT:
+            raise SettingsError(f"--max-context: expected 0 or at least {MIN_CONTEXT} tokens, got {self.max_context}")
         if not self.host:
             raise SettingsError("--host: expected an address to listen on, such as 127.0.0.1, got an empty string")
         if self.max_image_mb > self.max_body_mb:

@@ -24,14 +24,19 @@ MODULES: Final = {
 
 
 class Served:
-    """A running server. `options` are command-line options without their dashes: ``max_running=4``."""
+    """A running server. `options` are command-line options without their dashes: ``max_running=4``; `shell` is a
+    line of bash that prepares the place and ends in ``exec "$@"``.
+    """
 
-    def __init__(self, model: Path, *, cwd: Path | None = None, wait: bool = True, **options: object) -> None:
+    def __init__(
+        self, model: Path, *, cwd: Path | None = None, wait: bool = True, shell: str = "", **options: object
+    ) -> None:
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
         self.sockets = tempfile.TemporaryDirectory()
         flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        command = [str(Path(sys.executable).with_name("beholder")), "serve", "--port", "0", "--model", str(model)]
         self.process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("beholder")), "serve", "--port", "0", "--model", str(model), *flags],
+            [*(["bash", "-c", shell, "bash"] if shell else []), *command, *flags],
             stdout=self.log,
             stderr=subprocess.STDOUT,
             cwd=cwd,
@@ -39,8 +44,12 @@ class Served:
         )
         self.url = ""
         if wait:
-            self.url = self._ready_url()
-            self.client = httpx.Client(base_url=self.url, timeout=60)
+            self.connect(self._ready_url())
+
+    def connect(self, url: str) -> None:
+        """Speak to it at this address from now on."""
+        self.url = url
+        self.client = httpx.Client(base_url=url, timeout=60)
 
     def __enter__(self) -> Served:
         return self

@@ -143,6 +143,7 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
     )
     async with arrival.time_limit():
         generation = await while_connected(request.receive, submit)
+    call.messages.clear()  # its encoded pictures need not live as long as the answer takes
     context.metrics.admitted(generation)
     return Answer(context, arrival, generation, [Choice(0.0) for _ in range(call.n)], images=list(generation.images))
 

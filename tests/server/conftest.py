@@ -127,7 +127,7 @@ class ScriptedService:
         priority: int = 0,
         arrival_s: float | None = None,
     ) -> ScriptedGeneration:
-        self.submitted.append((messages, options, {"n": n, "session_id": session_id, "priority": priority}))
+        self.submitted.append((list(messages), options, {"n": n, "session_id": session_id, "priority": priority}))
         try:
             await asyncio.sleep(self.submit_delay_s)
         except asyncio.CancelledError:

@@ -366,3 +366,68 @@ def test_messages_of_an_earlier_server_process_are_ignored() -> None:
         scripted.tell(Rejected("stale-1.0", "full", 429, "queue_full"), Refused("stale-1", "no", 400, "bad"))
 
     run(story)
+
+
+def test_an_answer_to_an_earlier_attempt_at_a_job_is_not_taken_for_the_present_one() -> None:
+    """A worker may answer and die; its death may be heard first. Its pixels lie in a lease that has ended."""
+
+    async def story(scripted: Scripted) -> None:
+        task = submit(scripted)
+        await settle()
+        scripted.tell(ChildState("preprocess", 0, up=False, reason="signal SIGKILL"))
+        first, second = scripted.jobs()
+        scripted.prepare(first)
+        await settle()
+        assert not scripted.requests()
+        scripted.prepare(second)
+        await settle()
+        scripted.admit_all()
+        await task
+        scripted.tell(done(scripted.requests()[0].request_id))
+
+    run(story)
+
+
+def test_jobs_and_resets_name_the_process_that_they_are_for() -> None:
+    """What was sent to a process that died may reach the next one in its place, which must know."""
+
+    async def story(scripted: Scripted) -> None:
+        scripted.tell(ChildState("preprocess", 0, up=False), ChildState("preprocess", 0, up=True, generation=3))
+        task = submit(scripted)
+        await settle()
+        (job,) = scripted.jobs()
+        assert job.generation == 3
+        scripted.tell(ChildState("engine", 0, up=False), ChildState("engine", 0, up=True, generation=5))
+        reset = scripted.sent[-1][1]
+        assert isinstance(reset, Reset)
+        assert reset.generation == 5
+        scripted.answer_reset()
+        scripted.tell(Refused(job.request_id, "no", 400, "bad"))
+        with pytest.raises(ClientError):
+            await task
+
+    run(story)
+
+
+def test_encoded_pictures_are_let_go_once_they_are_prepared() -> None:
+    async def story(scripted: Scripted) -> None:
+        await started(scripted)
+        kept = [call.job.messages for call in scripted.dispatcher._calls.values()]
+        assert kept == [[]]
+        scripted.tell(done(scripted.requests()[0].request_id))
+
+    run(story)
+
+
+def test_a_text_that_kills_its_worker_is_not_called_a_picture() -> None:
+    async def story(scripted: Scripted) -> None:
+        task = asyncio.ensure_future(
+            scripted.dispatcher.submit([Message("user", [TextPart("x")])], GenerationOptions())
+        )
+        await settle()
+        scripted.tell(ChildState("preprocess", 0, up=False, reason="signal SIGALRM"))
+        with pytest.raises(ClientError, match="the text of this request") as caught:
+            await task
+        assert caught.value.status == 422
+
+    run(story)

@@ -1,0 +1,76 @@
+"""One HTTP connection, below the application: its limits in time and size, and how it refuses what is no HTTP.
+
+Uvicorn's own protocol on h11 (whose heads are bounded, unlike those of httptools), with two things more: a client has
+`HEAD_TIMEOUT_S` to send the head of a request, so that idle connections cannot use up the descriptors, and what cannot
+be read as HTTP is refused with the same error object as everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from preprocess.errors import ClientError
+from server.faults import error_body
+
+HEAD_TIMEOUT_S: Final = 30.0
+MAX_HEAD_BYTES: Final = 64 << 10
+
+
+class HttpConnection(H11Protocol):
+    """What uvicorn makes for each connection; give it to `uvicorn.Config` as `http`."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected: its first request is awaited."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came: more of a head, or the time is running no more."""
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has too long a head."""
+        error = ClientError(
+            f"This is no HTTP request that can be read, or its head is longer than {MAX_HEAD_BYTES >> 10} KiB.",
+            code="invalid_http",
+        )
+        body = error_body(error)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        try:
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer is on its way already: there is no place for another
+        self.transport.close()
+
+    def _watch_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_watching()
+        elif self._head_timer is None and self.timeout_keep_alive_task is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()

@@ -1,0 +1,79 @@
+"""The engine's process: whom it listens to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import zmq
+
+from engine.process import EngineLoop
+from preprocess.arena import Arena
+from preprocess.wire import Abort, Admitted, EngineReply, EngineRequest, Reset, ResetDone, SamplingParams, TextOptions
+
+
+class Sent:
+    """A socket that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, data: bytes) -> None:
+        self.messages.append(msgspec.msgpack.decode(data, type=EngineReply))
+
+
+class Inbox:
+    """A socket with a script."""
+
+    def __init__(self, *messages: msgspec.Struct) -> None:
+        self._data = [msgspec.msgpack.encode(message) for message in messages]
+
+    def poll(self, _: int) -> bool:
+        return bool(self._data)
+
+    def recv(self, _: int) -> bytes:
+        if not self._data:
+            raise zmq.Again
+        return self._data.pop(0)
+
+
+def test_a_fresh_engine_serves_nobody_before_its_own_reset() -> None:
+    """What was meant for the process before it may arrive late: the pixels it names are somebody else's by then."""
+
+    def request(name: str) -> EngineRequest:
+        return EngineRequest(name, bytes(8), [], SamplingParams(1), TextOptions(), 0.0)
+
+    taken: list[str] = []
+    resets: list[int] = []
+
+    class Engine:
+        has_work = False
+
+        def submit(self, request: EngineRequest, _: object) -> Admitted:
+            taken.append(request.request_id)
+            return Admitted(request.request_id)
+
+        def reset(self) -> None:
+            resets.append(len(taken))
+
+        def step(self) -> list[object]:
+            return []
+
+        def stats(self) -> None:
+            return None
+
+    sent = Sent()
+    with Arena.create(64) as arena:
+        boot = SimpleNamespace(arena_fd=arena.fd, arena_size=arena.size, generation=2)
+        child: Any = SimpleNamespace(boot=boot, connect=lambda _: sent)
+        inbox: Any = Inbox(
+            request("stale"), Reset("a", 1), request("stale too"), Abort("x"), Reset("b", 2), request("ours")
+        )
+        engine: Any = Engine()
+        loop = EngineLoop(engine, child, inbox)
+        loop.turn()
+        loop._arena.fd = -1  # the arena's owner closes it
+    assert taken == ["ours"]
+    assert resets == [0]
+    assert [message for message in sent.messages if isinstance(message, ResetDone)] == [ResetDone("b")] * 2

@@ -1,0 +1,88 @@
+"""Below the application: what is no HTTP, too long a head, or a head that never ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from server import http_connection
+from server.http_connection import MAX_HEAD_BYTES, HttpConnection
+
+
+@pytest.fixture
+def port(app, monkeypatch) -> Iterator[int]:
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.3)
+    config = uvicorn.Config(
+        app, port=0, http=HttpConnection, h11_max_incomplete_event_size=MAX_HEAD_BYTES, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = server.force_exit = True
+    thread.join(10)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Everything until the server closes or cuts the connection."""
+    connection.settimeout(3)
+    pieces = []
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /v1/captions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * MAX_HEAD_BYTES,
+    ],
+)
+def test_what_is_no_http_is_refused_with_the_usual_error_object(port: int, request_bytes: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request_bytes)
+        head, _, body = answer(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX"])
+def test_a_head_that_does_not_end_is_not_awaited_for_ever(port: int, sent: bytes) -> None:
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(sent)
+        for _ in range(20):  # a byte now and then does not help
+            time.sleep(0.05)
+            try:
+                connection.sendall(b"a" if sent else b"")
+            except OSError:
+                break
+        assert answer(connection) == b""
+    assert time.monotonic() - started < 3
+
+
+def test_the_second_request_of_a_connection_has_the_same_time_and_a_slow_answer_has_its_own(port, service) -> None:
+    service.submit_delay_s = 0.8
+    body = b'{"messages":[{"role":"user","content":"x"}]}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(3)
+        connection.sendall(head + body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"GET /health HTT")
+        assert answer(connection) == b""

@@ -1,0 +1,108 @@
+"""Careless operators and odd surroundings: the service starts and stays, or says in one line why it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import Served
+
+EXEC = 'exec "$@"'
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("options", "shell", "word"),
+    [
+        ({"arena_mb": 60_000}, "", "arena"),
+        ({}, f"ulimit -n 12; {EXEC}", "open files"),
+        ({"host": "a" * 70}, "", "cannot listen"),
+        ({"host": "a." * 300}, "", "cannot listen"),
+        ({"max_context": 1}, "", "--max-context"),
+        ({"device": "cuda"}, "", "CUDA"),
+        ({"kv_tokens": 1 << 30}, "", "kv_tokens"),
+    ],
+)
+def test_what_cannot_start_says_so_in_one_line(
+    tiny_model: Path, options: dict[str, object], shell: str, word: str
+) -> None:
+    if options.get("device") == "cuda" and Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has a GPU")
+    with Served(tiny_model, wait=False, shell=shell, **options) as server:
+        assert server.process.wait(30) in (1, 2)
+        lines = [line for line in server.text().splitlines() if line]
+        assert len(lines) == 1, lines
+        assert word in lines[0]
+        assert os.listdir(server.sockets.name) == []
+
+
+def test_it_serves_without_standard_streams_or_a_folder_to_stand_in(tiny_model: Path, tmp_path: Path) -> None:
+    """As some service managers start it; and nobody reads what it writes."""
+    place, port = tmp_path / "place", free_port()
+    place.mkdir()
+    shell = f'rmdir "$PWD"; {EXEC} <&- >&- 2>&-'
+    with Served(tiny_model, cwd=place, wait=False, shell=shell, port=port, host="::") as server:
+        server.connect(f"http://127.0.0.1:{port}")  # :: listens on every interface, IPv4 too
+        server.wait_until_ready()
+        assert httpx.get(f"http://[::1]:{port}/ready").status_code == 200
+
+
+def test_it_outlives_whoever_read_its_log(tiny_model: Path) -> None:
+    port = free_port()
+    with Served(tiny_model, wait=False, shell='exec "$@" 2> >(exec true)', port=port) as server:
+        server.connect(f"http://127.0.0.1:{port}")
+        server.wait_until_ready()
+        os.kill(server.pids("detokenizer")[0], signal.SIGKILL)  # the launcher has something to say
+        time.sleep(0.2)
+        server.wait_until_ready()
+        question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        assert server.client.post("/v1/chat/completions", json=question).status_code == 200
+
+
+def test_a_closed_terminal_is_a_wish_to_stop_unless_nohup_says_otherwise(tiny_model: Path) -> None:
+    with Served(tiny_model) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(20) == 0
+        assert os.listdir(server.sockets.name) == []
+    with Served(tiny_model, shell=f"trap '' HUP; {EXEC}") as server:
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert server.client.get("/ready").status_code == 200
+
+
+def test_a_process_that_hangs_is_noticed_and_replaced(tiny_model: Path) -> None:
+    with Served(tiny_model, hang_timeout_s=3, preprocess_deadline_s=0.5, workers=1) as server:
+        hung = {role: server.pids(role)[0] for role in ("engine", "preprocess", "detokenizer")}
+        question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        os.kill(hung["engine"], signal.SIGSTOP)
+        started = time.monotonic()
+        answer = server.client.post("/v1/chat/completions", json=question)
+        assert answer.status_code == 503
+        assert "no sign of life" in answer.json()["error"]["message"]
+        assert time.monotonic() - started < 7
+        os.kill(hung["preprocess"], signal.SIGSTOP)
+        os.kill(hung["detokenizer"], signal.SIGSTOP)
+        server.process.send_signal(signal.SIGSTOP)  # time in which the launcher slept too is nobody's fault
+        time.sleep(4.5)
+        server.process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+        assert server.pids("server")
+        assert server.pids("preprocess") == [hung["preprocess"]]
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and server.text().count("no sign of life") != 3:
+            time.sleep(0.1)
+        server.wait_until_ready()
+        assert not {*server.pids("engine"), *server.pids("preprocess"), *server.pids("detokenizer")} & set(
+            hung.values()
+        )
+        assert server.client.post("/v1/chat/completions", json=question).status_code == 200
