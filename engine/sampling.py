@@ -69,9 +69,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
         tokens = _draw(scores, rows)
     token_ids: list[int] = tokens.tolist()
     return [
-        SampledToken(
-            token_id, None if row.params.logprobs is None else _logprobs(raw[index], token_id, row.params.logprobs)
-        )
+        SampledToken(token_id, None if row.params.logprobs is None else _logprobs(raw[index], token_id, row.params))
         for index, (token_id, row) in enumerate(zip(token_ids, rows, strict=True))
     ]
 
@@ -222,11 +220,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _logprobs(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
-    """The sampled token's log probability and the `count` best ones, from one row's logits (vocab,)."""
+def _logprobs(raw: torch.Tensor, token_id: int, params: SamplingParams) -> TokenLogprobs:
+    """The sampled token's log probability, and the `logprobs` best ones or those of `score_ids`, from one row's logits
+    (vocab,).
+    """
     logprobs = raw.log_softmax(-1)
     top: list[tuple[int, float]] = []
-    if count:
+    count = params.logprobs or 0
+    if params.score_ids:
+        values = logprobs[torch.tensor(params.score_ids, device=raw.device)]
+        top = list(zip(params.score_ids, values.tolist(), strict=True))
+    elif count:
         values, ids = logprobs.topk(min(count, len(logprobs)))
         top = list(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(float(logprobs[token_id]), top)

@@ -99,6 +99,10 @@ class PromptEncoder:
             ids = [*self._prefix, *ids, *self._suffix]
         return PromptIds(ids, _spans(ids, self._image_id, num_tokens))
 
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of plain text alone."""
+        return self._encode_piece(_valid_unicode(text))
+
     # ---- before rendering: the client's text is made harmless -----------------------------------------------------
 
     def _stand_ins(self, messages: Sequence[Message]) -> dict[str, str]:

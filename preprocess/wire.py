@@ -96,6 +96,13 @@ class Lease(msgspec.Struct, frozen=True):
     size: int = 0
 
 
+class Question(msgspec.Struct, frozen=True):
+    """A question about the messages before it. `options`: for each possible answer, every way to write it."""
+
+    text: str
+    options: list[list[str]]
+
+
 class Job(msgspec.Struct, frozen=True, tag="job"):
     """One chat to prepare. A worker holds one at a time. `arrival_s`: when the request reached the server.
 
@@ -111,6 +118,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     session_id: str = ""
     priority: int = 0
     generation: int = 0
+    questions: list[Question] = []
+    """When there are any, each is added to the last message, and nothing is written: its options are weighed."""
 
 
 # ---- preprocess worker → server -------------------------------------------------------------------------------------
@@ -173,6 +182,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     seed: int = 0
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: int | None = None
+    score_ids: list[int] = msgspec.field(default_factory=list)
+    """Log probabilities are those of these ids, in this order, instead of the most likely ones'."""
     grammar: str = ""
     """In the form that `preprocess.grammar` gives it; empty: any text."""
 
@@ -205,6 +216,21 @@ class EngineRequest(msgspec.Struct, frozen=True, tag="request"):
         return len(self.prompt_ids) // 8
 
 
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """A place where the answers to a question part: how likely is each of `score_ids` after `prompt_ids`?
+
+    `options[i]`: the option that `score_ids[i]` leads to, or -1 where a later branch decides, whose `parent` is this
+    one and whose `edge` is i. `parent` -1: the question's first.
+    """
+
+    prompt_ids: bytes
+    question: int
+    score_ids: list[int]
+    options: list[int]
+    parent: int
+    edge: int
+
+
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """A worker's answer: the request for the engine, and what the server tells the client about it."""
 
@@ -216,6 +242,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     decode_ms: float
     preprocess_ms: float
     """The whole time in the worker, `decode_ms` included."""
+    branches: list[Branch] = []
+    """Of a job with questions: the request is sent once for each, with its prompt."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

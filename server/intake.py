@@ -14,7 +14,7 @@ import msgspec
 
 from preprocess.errors import ClientError
 from preprocess.options import bounded
-from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, TextPart
+from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Question, TextPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
 from server.request_models import (
     CAPTION_FIELDS,
@@ -47,6 +47,8 @@ class Call(msgspec.Struct, frozen=True):
     session_id: str = ""
     priority: int = 0
     as_text: bool = False
+    questions: list[Question] = []
+    """Of a request for decisions: what is weighed instead of an answer being written."""
     image_fields: tuple[str, ...] = ()
     """Of a caption: the request field that each picture came in."""
 

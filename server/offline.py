@@ -27,6 +27,7 @@ import msgspec
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import (
     Delta,
+    EngineRequest,
     GenerationOptions,
     ImageInfo,
     ImagePart,
@@ -41,6 +42,9 @@ from preprocess.wire import (
     TextPart,
     Usage,
 )
+from server.decisions import OPTIONS as DECISION_OPTIONS
+from server.decisions import Decision, decisions_of, questions_of, weighed
+from server.dispatcher import sequences_of
 from server.faults import rejection
 from server.intake import DEFAULT_PROMPT, messages_of
 from server.sampling_rules import sampling_options
@@ -73,8 +77,8 @@ class Caption(msgspec.Struct, frozen=True):
 class _Running:
     """One request in the engine, and the deltas that nobody has taken yet."""
 
-    def __init__(self, prepared: Prepared, started_s: float) -> None:
-        self.request_id = prepared.request_id
+    def __init__(self, request_id: str, prepared: Prepared, started_s: float) -> None:
+        self.request_id = request_id
         self.prepared = prepared
         self.started_s = started_s
         self.first_token_s: float | None = None
@@ -196,6 +200,52 @@ class Beholder:
         turns = messages_of(_with_data_urls(messages), self.settings)
         return self._finish(self._submit(turns, sampling_options(sampling)))
 
+    def decide(
+        self,
+        picture: Picture | Sequence[Picture],
+        questions: Sequence[str | Mapping[str, object]],
+        *,
+        context: str = "",
+    ) -> list[Decision]:
+        """Answer typed questions with probabilities, without writing anything.
+
+        Args:
+            picture: As for `caption`.
+            questions: Yes/no questions as strings, or dictionaries as in `POST /v1/decisions`.
+            context: What the model is told before each question.
+        """
+        checked = questions_of(questions)
+        message = _question(picture, f"{context}\n" if context else "")[0]
+        content = message.content if context else message.content[:-1]
+        started_s = time.monotonic()
+        request_id = f"offline-{next(self._serial)}"
+        job = Job(
+            request_id,
+            [Message("user", content)],
+            DECISION_OPTIONS,
+            Lease(),
+            started_s,
+            questions=[weighed(question) for question in checked],
+        )
+        prepared = self._prepare(job)
+        running: list[_Running] = []
+        scores: dict[int, list[float]] = {}
+        try:
+            for index, sequence in enumerate(sequences_of(prepared, 1)):
+                wanted = msgspec.structs.replace(sequence, request_id=f"{request_id}.{index}")
+                running.append(self._start(prepared, wanted, started_s))
+            while any(item.last is None for item in running):
+                self._step()
+            for index, item in enumerate(running):
+                item.caption()  # raises what made it fail
+                for delta in item.deltas:
+                    for token in delta.logprobs:
+                        scores[index] = [logprob for _, _, logprob in token.top]
+        finally:
+            for item in running:
+                self._cancel(item)
+        return decisions_of(checked, prepared.branches, scores)
+
     def stream(
         self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
     ) -> Iterator[str]:
@@ -243,16 +293,23 @@ class Beholder:
     def _submit(self, messages: list[Message], options: GenerationOptions) -> _Running:
         started_s = time.monotonic()
         request_id = f"offline-{next(self._serial)}"
-        prepared = self._preparer.prepare(Job(request_id, messages, options, Lease(), started_s))
+        prepared = self._prepare(Job(request_id, messages, options, Lease(), started_s))
+        return self._start(prepared, prepared.request, started_s)
+
+    def _prepare(self, job: Job) -> Prepared:
+        prepared = self._preparer.prepare(job)
         if isinstance(prepared, Refused):
             family = ClientError if prepared.status < 500 else ServiceError
             raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
-        running = _Running(prepared, started_s)
+        return prepared
+
+    def _start(self, prepared: Prepared, request: EngineRequest, started_s: float) -> _Running:
+        running = _Running(request.request_id, prepared, started_s)
         with self._lock:
-            admission = self._engine.submit(prepared.request, _pixels)
+            admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
-            self._running[request_id] = running
+            self._running[request.request_id] = running
         return running
 
     def _step(self) -> None:
