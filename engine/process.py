@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from engine.core import Engine
 
-STATS_EVERY_S = 0.25
+STATS_EVERY_MS = 250
 IDLE_WAIT_MS = 1_000
 
 
@@ -84,10 +84,11 @@ class EngineLoop:
         self._was_reset = False
         self._stats_at = 0.0
         self._stats: EngineStats | None = None
+        self._stats_due = False
 
     def turn(self) -> None:
-        """Wait only when there is nothing to do."""
-        wait_ms = 0 if self._engine.has_work else IDLE_WAIT_MS
+        """Wait only when there is nothing to do; not long while there is something to tell."""
+        wait_ms = 0 if self._engine.has_work else STATS_EVERY_MS if self._stats_due else IDLE_WAIT_MS
         if self._inbox.poll(wait_ms):
             while True:
                 try:
@@ -134,7 +135,8 @@ class EngineLoop:
 
     def _send_stats(self) -> None:
         now = time.monotonic()
-        if now - self._stats_at < STATS_EVERY_S:
+        self._stats_due = now - self._stats_at < STATS_EVERY_MS / 1e3
+        if self._stats_due:
             return
         stats = self._engine.stats()
         if stats != self._stats:

@@ -43,6 +43,8 @@ class _Sequence:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[DeltaLogprob] = field(default_factory=list)
     stopped_by: str | None = None
+    strips: bool = False
+    """Nothing but white space has come yet, and that is not wanted."""
 
 
 class Detokenizer:
@@ -76,7 +78,9 @@ class Detokenizer:
     def start(self, start: OutputStart) -> None:
         """A request's output begins. Must precede its first tokens."""
         stops = StopMatcher(start.text.stop) if start.text.stop else None
-        self._sequences[start.request_id] = _Sequence(start.text, self._new_text(), stops)
+        self._sequences[start.request_id] = _Sequence(
+            start.text, self._new_text(), stops, strips=start.text.strip_leading_space
+        )
 
     def reset(self) -> None:
         """Forget every request."""
@@ -127,6 +131,9 @@ class Detokenizer:
         self._add_text(sequence, sequence.decoder.flush())
 
     def _add_text(self, sequence: _Sequence, text: str) -> None:
+        if sequence.strips:
+            text = text.lstrip()
+            sequence.strips = not text
         held_before = len(sequence.text)
         sequence.text += text
         if sequence.stops is None:

@@ -150,6 +150,7 @@ class Preparer:
                 stop=job.options.stop,
                 include_stop_str_in_output=job.options.include_stop_str_in_output,
                 skip_special_tokens=job.options.skip_special_tokens,
+                strip_leading_space=job.options.strip_leading_space,
                 min_tokens=job.options.min_tokens,
             ),
             arrival_s=job.arrival_s,

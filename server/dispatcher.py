@@ -429,6 +429,7 @@ class Dispatcher:
             if found is None:
                 continue
             call, choice = found
+            self._on_admission(delta.request_id, None)  # the engine's own word may take longer on its way
             if call.generation is not None and not call.cancelled:
                 call.generation.put((choice, delta))
             if delta.finish_reason is not None:

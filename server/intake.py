@@ -217,7 +217,7 @@ def caption_call(
     prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*images, TextPart(prompt)])],
-        options=generation_options(fields),
+        options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),
         stream=bool(fields.stream),
         as_text=fields.format == "text",
         image_fields=tuple(image_fields),

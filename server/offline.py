@@ -187,7 +187,7 @@ class Beholder:
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt), sampling_options(sampling)))
+        return self._finish(self._submit(_question(picture, prompt), _caption_options(sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -253,7 +253,7 @@ class Beholder:
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt), sampling_options(sampling)))
+        return self._pieces(self._submit(_question(picture, prompt), _caption_options(sampling)))
 
     def caption_all(
         self, pictures: Iterable[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
@@ -262,7 +262,7 @@ class Beholder:
 
         One picture that cannot be served does not stop the others: its place holds the error.
         """
-        options = sampling_options(sampling)
+        options = _caption_options(sampling)
         waiting = iter(pictures)
         running: deque[_Running | BeholderError] = deque()
         exhausted = False
@@ -381,6 +381,10 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
 
 
 # ---- what people give -----------------------------------------------------------------------------------------------
+
+
+def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
+    return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
 def _question(picture: Picture | Sequence[Picture], prompt: str) -> list[Message]:

@@ -398,3 +398,11 @@ def test_a_run_of_invalid_bytes_streams_through_the_window() -> None:
 
 
 _SENTENCEPIECE: Any = sentencepiece_like()
+
+
+@given(text=st.text(alphabet=" \n\tab", max_size=12), cuts=st.lists(st.integers(1, 3), max_size=8))
+def test_leading_space_is_left_out_on_wish_and_other_space_stays(
+    detokenizer: Detokenizer, tokenizer: Any, text: str, cuts: list[int]
+) -> None:
+    said = run(detokenizer, ids_of(tokenizer, text), cuts, strip_leading_space=True)
+    assert said.text == text.lstrip()

@@ -431,3 +431,20 @@ def test_a_text_that_kills_its_worker_is_not_called_a_picture() -> None:
         assert caught.value.status == 422
 
     run(story)
+
+
+def test_an_answer_that_overtakes_its_admission_admits_the_request() -> None:
+    """They come on different sockets: a short answer may be whole before the engine's `Admitted` is read."""
+
+    async def story(scripted: Scripted) -> None:
+        task = submit(scripted, n=2)
+        await settle()
+        scripted.prepare(scripted.jobs()[0])
+        await settle()
+        first, second = scripted.requests()
+        scripted.tell(done(first.request_id, "a"), done(second.request_id, "b"))
+        scripted.tell(Admitted(first.request_id), Admitted(second.request_id))
+        generation = await asyncio.wait_for(task, 1)
+        assert [(index, delta.text) async for index, delta in generation] == [(0, "a"), (1, "b")]
+
+    run(story)
