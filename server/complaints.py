@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from preprocess.errors import ClientError
+from server.decision_models import DecisionQuestion
 from server.request_models import ChatMessage, ImageContent, ImageUrl, StreamOptions, TextContent
 from server.shape_models import JsonSchema, JsonSchemaFormat, StructuredOutputs
 
@@ -61,6 +62,7 @@ _WORDS_AT: Final = {
     "detail": "auto, low or high",
     "format": "json or text",
     "response_format.type": "text, json_object or json_schema",
+    "questions[].type": "yes_no, choice or score",
 }
 _WRONG_TYPE: Final = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
 _JSON_WORDS: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -83,7 +85,7 @@ def of_validation(error: msgspec.ValidationError, model: Any, root: str = "") ->
     extra = _UNKNOWN_FIELD.match(text)
     if extra:
         return unknown(extra[1], _fields_at(path, model), inside=path)
-    word = _WORDS_AT.get(path) or _WORDS_AT.get(path.rpartition(".")[2])
+    word = _WORDS_AT.get(re.sub(r"\[\d+\]", "[]", path)) or _WORDS_AT.get(path.rpartition(".")[2])
     wrong = _WRONG_WORD.match(text)
     if word and wrong:
         return invalid(path, f"`{path}` is {wrong[1][:100]}; expected {word}.")
@@ -112,6 +114,8 @@ def _fields_at(path: str, model: Any) -> list[str]:
         models = [JsonSchemaFormat]
     elif path.endswith("structured_outputs"):
         models = [StructuredOutputs]
+    elif path.startswith("questions["):
+        models = [DecisionQuestion]
     elif ".content[" in path:
         models = [TextContent, ImageContent]
     elif path.endswith("]"):

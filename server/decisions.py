@@ -1,8 +1,8 @@
 """Typed questions about pictures → what the pipeline weighs, and its log probabilities → answers.
 
-    yes_no  "yes" | "no"                         probability of "yes"
-    choice  one of the given texts               probability of each
-    score   a whole number from `min` to `max`   probability of each, and the expected value
+yes_no  "yes" | "no"                         probability of "yes"
+choice  one of the given texts               probability of each
+score   a whole number from `min` to `max`   probability of each, and the expected value
 """
 
 from __future__ import annotations
@@ -10,64 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from preprocess.errors import ClientError
-from preprocess.wire import Branch, Detail, GenerationOptions, Question
+from preprocess.wire import Branch, GenerationOptions, Question
 from server.complaints import decode, invalid, of_validation
+from server.decision_models import Decision, DecisionQuestion, DecisionRequest
 
 MAX_QUESTIONS: Final = 64
 MAX_ANSWERS: Final = 64
 MAX_ANSWER: Final = 200
 MAX_QUESTION: Final = 4_000
 OPTIONS: Final = GenerationOptions(max_tokens=1, temperature=0.0, logprobs=0)
-
-
-class DecisionQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One question. `choices` belongs to a choice, `min` and `max` to a score.
-
-    `instruction` is what the model is told after the question, in place of the type's own words; "" is nothing.
-    """
-
-    question: str
-    type: Literal["yes_no", "choice", "score"] = "yes_no"
-    id: str | None = None
-    choices: list[str] | None = None
-    min: int | None = None
-    max: int | None = None
-    instruction: str | None = None
-
-
-class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/decisions`; in a form `questions` is JSON as text. `question` is one yes/no question."""
-
-    questions: list[DecisionQuestion] = []
-    question: str | None = None
-    context: str | None = None
-    model: str | None = None
-    detail: Detail | None = None
-    image: str | None = None
-    images: list[str] | None = None
-    session_id: str | None = None
-    priority: int | None = None
-
-
-class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to one question.
-
-    `answer` is the most likely one. `coverage` is how much of its probability the model gave to the possible answers
-    at all, before these were made to sum to 1: where it is low, the model would rather have said something else.
-    """
-
-    id: str
-    type: str
-    answer: str | int
-    probability: float
-    probabilities: dict[str, float]
-    coverage: float
-    expected: float | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(DecisionRequest)

@@ -42,8 +42,9 @@ from preprocess.wire import (
     TextPart,
     Usage,
 )
+from server.decision_models import Decision
 from server.decisions import OPTIONS as DECISION_OPTIONS
-from server.decisions import Decision, decisions_of, questions_of, weighed
+from server.decisions import decisions_of, questions_of, weighed
 from server.dispatcher import sequences_of
 from server.faults import rejection
 from server.intake import DEFAULT_PROMPT, messages_of

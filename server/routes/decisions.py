@@ -14,10 +14,9 @@ from starlette.responses import Response
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Delta, ImageInfo, TextPart
+from server.decision_models import Decision, DecisionQuestion
 from server.decisions import (
     OPTIONS,
-    Decision,
-    DecisionQuestion,
     checked_questions,
     decision_from_json,
     decision_from_text,
