@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preprocess.errors import BeholderError, ClientError
 from server.faults import error_response, internal_error
 from server.metrics import Metrics
-from server.routes import captions, chat, decisions, operations
+from server.routes import captions, chat, decisions, operations, presets
 from server.routes.connection import ClientGone
 from server.routes.context import Context
 from server.security import Security
@@ -52,6 +52,7 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     app.include_router(chat.router(context))
     app.include_router(captions.router(context))
     app.include_router(decisions.router(context))
+    app.include_router(presets.router(context))
     app.include_router(operations.router(context))
 
     async def on_error(request: Request, error: Exception) -> Response:

@@ -73,16 +73,24 @@ def _with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 def serve(**given: str | bool | None) -> None:
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
     from server.launch import launch
+    from server.presets import load_presets
 
-    raise typer.Exit(launch(Settings.load(given, os.environ).resolve_model()))
+    settings = Settings.load(given, os.environ).resolve_model()
+    load_presets(settings.presets)  # a broken file is refused now
+    raise typer.Exit(launch(settings))
 
 
 @app.command()
 @_with_options(*OFFLINE_OPTIONS)
 def caption(
     files: Annotated[list[Path], typer.Argument(help="Pictures to describe.", metavar="FILE…", show_default=False)],
-    prompt: Annotated[str, typer.Option(help="What to ask about each picture.")] = DEFAULT_PROMPT,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    prompt: Annotated[str | None, typer.Option(help="What to ask about each picture.", show_default=DEFAULT_PROMPT)] = (
+        None
+    ),
+    preset: Annotated[str | None, typer.Option(help="A preset by its name, such as museum_placard.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default="256, or the preset's")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a picture: text, usage, timings.")] = False,
@@ -92,7 +100,9 @@ def caption(
     from preprocess.errors import BeholderError
     from server.offline import Beholder
 
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    if max_tokens is None and preset is None:
+        max_tokens = 256
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "preset": preset}
     failed = False
     try:
         beholder = Beholder(settings=Settings.load(given, os.environ))

@@ -16,6 +16,7 @@ from preprocess.errors import ClientError
 from preprocess.options import bounded
 from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Question, TextPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
+from server.presets import ask_preset, find_preset, with_preset
 from server.request_models import (
     CAPTION_FIELDS,
     HARMLESS,
@@ -76,13 +77,17 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true.")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    preset = None if request.preset is None else find_preset(request.preset, settings.presets)
+    if preset is not None:
+        request = with_preset(request, preset)
     options = generation_options(request, logprobs=logprobs, logit_bias=request.logit_bias)
     bounded("n", request.n, 1, MAX_CHOICES)
     stream_options = request.stream_options
     if stream_options is not None and not request.stream:
         raise invalid("stream_options", "`stream_options` needs `stream` to be true.")
+    messages = _messages(request.messages, settings)
     return Call(
-        messages=_messages(request.messages, settings),
+        messages=messages if preset is None else ask_preset(messages, preset),
         options=options,
         n=request.n or 1,
         stream=bool(request.stream),
@@ -188,6 +193,9 @@ def caption_call(
         session_header: `x-session-id`.
     """
     _check_model(fields.model, settings)
+    preset = None if fields.preset is None else find_preset(fields.preset, settings.presets)
+    if preset is not None:
+        fields = with_preset(fields, preset)
     detail = fields.detail or "auto"
     if fields.image is not None and fields.images is not None:
         raise invalid("images", "`image` and `images` were both given; expected one of them.")
@@ -214,7 +222,10 @@ def caption_call(
             param="image",
         )
     _check_num_images(len(images), "images", settings)
-    prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
+    if preset is not None:
+        prompt = preset.prompt_for(fields.prompt)
+    else:
+        prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*images, TextPart(prompt)])],
         options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),

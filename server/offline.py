@@ -48,6 +48,7 @@ from server.decisions import decisions_of, questions_of, weighed
 from server.dispatcher import sequences_of
 from server.faults import rejection
 from server.intake import DEFAULT_PROMPT, messages_of
+from server.presets import ask_preset, find_preset, load_presets, values_with_preset
 from server.sampling_rules import sampling_options
 from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
 
@@ -142,6 +143,7 @@ class Beholder:
         elif model is not None or options:
             raise SettingsError("Either `settings` or single options can be given, not both")
         self.settings = settings.resolve_model()
+        load_presets(self.settings.presets)  # a broken file is refused now
 
         from engine.core import Engine  # imports torch
         from engine.load import load_runner
@@ -175,20 +177,19 @@ class Beholder:
 
     # ---- what people call --------------------------------------------------------------------------------------------
 
-    def caption(
-        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
-    ) -> Caption:
+    def caption(self, picture: Picture | Sequence[Picture], prompt: str | None = None, **sampling: object) -> Caption:
         """Describe one picture, or several together.
 
         Args:
             picture: A file, encoded bytes or a Pillow image; a list of them is looked at together.
             prompt: What to ask.
-            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface.
+            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface;
+                `response_format` (a pydantic model too) and `structured_outputs`; `preset`.
 
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt), _caption_options(sampling)))
+        return self._finish(self._submit(*self._asked(picture, prompt, sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -199,7 +200,12 @@ class Beholder:
             **sampling: As for `caption`.
         """
         turns = messages_of(_with_data_urls(messages), self.settings)
-        return self._finish(self._submit(turns, sampling_options(sampling)))
+        values = dict(sampling)
+        name = values.pop("preset", None)
+        if name is not None:
+            preset = find_preset(str(name), self.settings.presets)
+            turns, values = ask_preset(turns, preset), values_with_preset(values, preset)
+        return self._finish(self._submit(turns, sampling_options(values)))
 
     def decide(
         self,
@@ -248,22 +254,22 @@ class Beholder:
         return decisions_of(checked, prepared.branches, scores)
 
     def stream(
-        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+        self, picture: Picture | Sequence[Picture], prompt: str | None = None, **sampling: object
     ) -> Iterator[str]:
         """Like `caption`, but gives the text piece by piece. Closing the iterator stops the work.
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt), _caption_options(sampling)))
+        return self._pieces(self._submit(*self._asked(picture, prompt, sampling)))
 
     def caption_all(
-        self, pictures: Iterable[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+        self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
     ) -> Iterator[Caption | BeholderError]:
         """Describe many pictures, as many at once as the engine runs, and give the answers in order as they are ready.
 
         One picture that cannot be served does not stop the others: its place holds the error.
         """
-        options = _caption_options(sampling)
+        prompt, options = self._prompt_and_options(prompt, sampling)
         waiting = iter(pictures)
         running: deque[_Running | BeholderError] = deque()
         exhausted = False
@@ -288,6 +294,21 @@ class Beholder:
             for left in running:
                 if isinstance(left, _Running):
                     self._cancel(left)
+
+    def _asked(
+        self, picture: Picture | Sequence[Picture], prompt: str | None, sampling: Mapping[str, object]
+    ) -> tuple[list[Message], GenerationOptions]:
+        prompt, options = self._prompt_and_options(prompt, sampling)
+        return _question(picture, prompt), options
+
+    def _prompt_and_options(self, prompt: str | None, sampling: Mapping[str, object]) -> tuple[str, GenerationOptions]:
+        """What a caption asks, with the preset that it names."""
+        values = dict(sampling)
+        name = values.pop("preset", None)
+        if name is None:
+            return DEFAULT_PROMPT if prompt is None else prompt, _caption_options(values)
+        preset = find_preset(str(name), self.settings.presets)
+        return preset.prompt_for(prompt), _caption_options(values_with_preset(values, preset))
 
     # ---- the stages --------------------------------------------------------------------------------------------------
 

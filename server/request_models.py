@@ -82,6 +82,7 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
+    preset: str | None = None
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -183,6 +184,7 @@ class CaptionRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=
     """Body of a JSON `POST /v1/captions`; a form has the same fields, its files being the pictures."""
 
     prompt: str | None = None
+    preset: str | None = None
     format: Literal["json", "text"] | None = None
     detail: Detail | None = None
     image: str | None = None

@@ -51,6 +51,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option("Names that requests may use for the model; the first is the one answers carry. Empty: from the model."),
     ] = ()
 
+    presets: Annotated[
+        str, Option("Folder with presets of your own (*.json), beside those that come with the server.")
+    ] = ""
+
     # -- network
     host: Annotated[str, Option("Address to listen on. 0.0.0.0 and :: listen on every interface.")] = "127.0.0.1"
     port: Annotated[int, Option("TCP port to listen on; 0 takes a free one.", low=0, high=65535)] = 8000
@@ -313,6 +317,7 @@ OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(_fields())
 # What one process without a server has a use for: the options of `beholder caption` and of the Python API.
 OFFLINE_OPTIONS: Final = (
     "model",
+    "presets",
     "max_image_mb",
     "max_image_pixels",
     "max_image_side",
