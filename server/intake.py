@@ -16,6 +16,7 @@ from preprocess.errors import ClientError
 from preprocess.options import bounded
 from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Question, TextPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
+from server.image_store import IMAGE_ID
 from server.presets import ask_preset, find_preset, with_preset
 from server.request_models import (
     CAPTION_FIELDS,
@@ -131,6 +132,8 @@ def _image(url: str, detail: Detail | None, path: str, *, bare: bool) -> ImagePa
     url = url.strip()
     if not url:
         raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
+    if IMAGE_ID.fullmatch(url):  # an upload: `ImageStore.resolve` puts it in its place
+        return ImagePart(data_url=url, detail=detail or "auto")
     scheme, separator, _ = url[:64].partition(":")
     if separator and scheme.lower() != "data":
         raise ClientError(
@@ -140,12 +143,12 @@ def _image(url: str, detail: Detail | None, path: str, *, bare: bool) -> ImagePa
             param=path,
         )
     if not separator and not bare:
-        raise invalid(path, f"`{path}` is no URL; expected a data URL (data:image/…;base64,…).")
+        raise invalid(path, f"`{path}` is no URL; expected a data URL (data:image/…;base64,…), or an id of /v1/images.")
     data_url = url if separator else f"data:application/octet-stream;base64,{url}"
     return ImagePart(data_url=data_url, detail=detail or "auto")
 
 
-def _check_image_size(num_bytes: int, path: str, settings: Settings) -> None:
+def check_image_size(num_bytes: int, path: str, settings: Settings) -> None:
     """Refuse a picture of too many encoded bytes, before anything is done with it."""
     limit = settings.max_image_mb
     if num_bytes > limit * (1 << 20):
@@ -205,7 +208,7 @@ def caption_call(
         path = name if name not in image_fields else f"{name}[{i}]"
         if not data:
             raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
-        _check_image_size(len(data), path, settings)
+        check_image_size(len(data), path, settings)
         images.append(ImagePart(data=data, detail=detail))
         image_fields.append(path)
     if fields.image is not None:

@@ -102,6 +102,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         32_768
     )
     max_images: Annotated[int, Option("Most pictures in one request.", low=1, high=4096)] = 16
+    image_store_mb: Annotated[
+        float, Option("Memory for pictures uploaded to /v1/images; 0: none.", unit="MiB", low=0, high=65_536)
+    ] = 256
+    image_ttl_s: Annotated[
+        float, Option("How long an uploaded picture stays without being used.", unit="s", low=1, high=2_592_000)
+    ] = 3600
     preprocess_deadline_s: Annotated[
         float, Option("Longest time that preparing one request may take.", unit="s", low=0.1, high=3600)
     ] = 20

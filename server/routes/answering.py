@@ -135,7 +135,7 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
     await asyncio.sleep(0)  # decoding a large body held the loop: let others have a turn
     asked = {"questions": call.questions} if call.questions else {}
     submit = context.service.submit(
-        call.messages,
+        context.images.resolve(call.messages),
         call.options,
         n=call.n,
         session_id=call.session_id,

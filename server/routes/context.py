@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from server.image_store import ImageStore
 from server.metrics import Metrics
 from server.service import Service
 from server.settings import Settings
@@ -11,10 +12,11 @@ from server.settings import Settings
 
 @dataclass(frozen=True)
 class Context:
-    """One per application. `created_s`: Unix time of its start, OpenAI's `created` of the model."""
+    """One per application. `created_s`: Unix time of its start, OpenAI's `created` of the model. `images`: uploads."""
 
     settings: Settings
     service: Service
     metrics: Metrics
     version: str
     created_s: int
+    images: ImageStore
