@@ -83,7 +83,10 @@ def serve(**given: str | bool | None) -> None:
 @app.command()
 @_with_options(*OFFLINE_OPTIONS)
 def caption(
-    files: Annotated[list[Path], typer.Argument(help="Pictures to describe.", metavar="FILE…", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Pictures to describe; - is standard input.", metavar="FILE…", show_default=False),
+    ],
     prompt: Annotated[str | None, typer.Option(help="What to ask about each picture.", show_default=DEFAULT_PROMPT)] = (
         None
     ),
@@ -111,19 +114,26 @@ def caption(
         raise typer.Exit(1) from None
     with beholder:
         for file in files:
+            name = os.fsencode(file).decode("utf-8", "replace")
+            picture = Path("/dev/stdin") if name == "-" else file
             try:
                 if json:
-                    answer = msgspec.to_builtins(beholder.caption(file, prompt, **sampling))
-                    typer.echo(msgspec.json.encode({"file": str(file), **answer}))
+                    answer = msgspec.to_builtins(beholder.caption(picture, prompt, **sampling))
+                    typer.echo(msgspec.json.encode({"file": name, **answer}))
                 else:
-                    pieces = beholder.stream(file, prompt, **sampling)
-                    typer.echo(f"{file}: " if len(files) > 1 else "", nl=False)
+                    pieces = beholder.stream(picture, prompt, **sampling)
+                    typer.echo(f"{name}: " if len(files) > 1 else "", nl=False)
                     for text in pieces:
                         typer.echo(text, nl=False)
                     typer.echo("")
             except BeholderError as error:
-                typer.echo(f"beholder: {file}: {error}", err=True)
+                typer.echo(f"beholder: {name}: {error}", err=True)
                 failed = True
+            except OSError as error:  # all that reads is guarded: this is our standard output
+                if isinstance(error, BrokenPipeError):
+                    raise
+                typer.echo(f"beholder: the answer cannot be written: {error.strerror}", err=True)
+                raise typer.Exit(1) from None
     raise typer.Exit(1 if failed else 0)
 
 

@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -50,7 +49,7 @@ from server.faults import rejection
 from server.intake import DEFAULT_PROMPT, messages_of
 from server.presets import ask_preset, find_preset, load_presets, values_with_preset
 from server.sampling_rules import sampling_options
-from server.settings import OFFLINE_OPTIONS, Settings, SettingsError, nearest
+from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings, SettingsError, nearest
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -159,6 +158,7 @@ class Beholder:
         self._running: dict[str, _Running] = {}
         self._serial = itertools.count()
         self._lock = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Beholder:
         return self
@@ -169,10 +169,15 @@ class Beholder:
         self.close()
 
     def close(self) -> None:
-        """Forget every running request. What was loaded is freed with this object."""
+        """End every running request: whoever waits for one, in another thread, gets an error. What was loaded is freed
+        with this object.
+        """
         with self._lock:
+            self._closed = True
             self._engine.reset()
             self._detokenizer.reset()
+            for running in self._running.values():
+                running.put(Delta(running.request_id, "", [], finish_reason="abort"))
             self._running.clear()
 
     # ---- what people call --------------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ class Beholder:
                 `caption` takes.
             **sampling: As for `caption`.
         """
-        turns = messages_of(_with_data_urls(messages), self.settings)
+        turns = messages_of(_with_data_urls(messages, self._max_bytes), self.settings)
         values = dict(sampling)
         name = values.pop("preset", None)
         if name is not None:
@@ -222,7 +227,7 @@ class Beholder:
             context: What the model is told before each question.
         """
         checked = questions_of(questions)
-        message = _question(picture, f"{context}\n" if context else "")[0]
+        message = _question(picture, f"{context}\n" if context else "", self._max_bytes)[0]
         content = message.content if context else message.content[:-1]
         started_s = time.monotonic()
         request_id = f"offline-{next(self._serial)}"
@@ -281,7 +286,7 @@ class Beholder:
                         exhausted = True
                         break
                     try:
-                        running.append(self._submit(_question(picture, prompt), options))
+                        running.append(self._submit(_question(picture, prompt, self._max_bytes), options))
                     except BeholderError as error:
                         running.append(error)
                     self._step()  # those that run need not wait until all are prepared
@@ -299,7 +304,7 @@ class Beholder:
         self, picture: Picture | Sequence[Picture], prompt: str | None, sampling: Mapping[str, object]
     ) -> tuple[list[Message], GenerationOptions]:
         prompt, options = self._prompt_and_options(prompt, sampling)
-        return _question(picture, prompt), options
+        return _question(picture, prompt, self._max_bytes), options
 
     def _prompt_and_options(self, prompt: str | None, sampling: Mapping[str, object]) -> tuple[str, GenerationOptions]:
         """What a caption asks, with the preset that it names."""
@@ -328,6 +333,8 @@ class Beholder:
     def _start(self, prepared: Prepared, request: EngineRequest, started_s: float) -> _Running:
         running = _Running(request.request_id, prepared, started_s)
         with self._lock:
+            if self._closed:
+                raise ServiceError("This Beholder was closed; make another one.", code="closed")
             admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
@@ -381,6 +388,11 @@ class Beholder:
             self._engine.abort(running.request_id)
         self._step()
 
+    @property
+    def _max_bytes(self) -> int:
+        """Of an encoded picture."""
+        return int(self.settings.max_image_mb * MEBIBYTE)
+
     @staticmethod
     def _num_active(running: Iterable[_Running | BeholderError]) -> int:
         return sum(isinstance(item, _Running) and item.last is None for item in running)
@@ -409,16 +421,17 @@ def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
     return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
-def _question(picture: Picture | Sequence[Picture], prompt: str) -> list[Message]:
+def _question(picture: Picture | Sequence[Picture], prompt: str, max_bytes: int) -> list[Message]:
     pictures = picture if isinstance(picture, (list, tuple)) else [picture]
     if not pictures:
         raise ClientError("There is no picture; expected at least one.", code="image_missing", param="picture")
-    images = [ImagePart(data=_encoded(item)) for item in pictures]
+    images = [ImagePart(data=_encoded(item, max_bytes)) for item in pictures]
     return [Message("user", [*images, TextPart(prompt)])]
 
 
-def _encoded(picture: object) -> bytes:
-    """The bytes of a picture in a file format.
+def _encoded(picture: object, max_bytes: int) -> bytes:
+    """The bytes of a picture in a file format; of a file at most one more than `max_bytes`, which is then refused for
+    its size (a device such as /dev/zero never ends).
 
     Raises:
         ClientError: The file cannot be read, or it is no picture at all.
@@ -427,7 +440,8 @@ def _encoded(picture: object) -> bytes:
         return bytes(picture)
     if isinstance(picture, (str, os.PathLike)):
         try:
-            return Path(picture).read_bytes()
+            with open(picture, "rb") as opened:
+                return opened.read(max_bytes + 1)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a possible file name"
             raise ClientError(f"{os.fspath(picture)!r} cannot be read: {reason}.", code="image_unreadable") from None
@@ -444,20 +458,20 @@ def _encoded(picture: object) -> bytes:
     return file.getvalue()
 
 
-def _with_data_urls(messages: Sequence[Mapping[str, object]]) -> list[Any]:
+def _with_data_urls(messages: Sequence[Mapping[str, object]], max_bytes: int) -> list[Any]:
     """The messages with every ``{"type": "image"}`` part as the `image_url` part that it stands for."""
     return [
-        {**message, "content": [_as_image_url(part) for part in content]}
+        {**message, "content": [_as_image_url(part, max_bytes) for part in content]}
         if isinstance(message, Mapping) and isinstance(content := message.get("content"), (list, tuple))
         else message
         for message in messages
     ]
 
 
-def _as_image_url(part: object) -> object:
+def _as_image_url(part: object, max_bytes: int) -> object:
     if not isinstance(part, Mapping) or part.get("type") != "image" or set(part) - {"type", "image", "detail"}:
         return part
-    data = base64.b64encode(_encoded(part.get("image"))).decode()
+    data = base64.b64encode(_encoded(part.get("image"), max_bytes)).decode()
     image_url = {"url": f"data:application/octet-stream;base64,{data}"}
     if "detail" in part:
         image_url["detail"] = part["detail"]

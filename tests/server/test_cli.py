@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import msgspec
+import PIL.Image
 import pytest
 from typer.testing import CliRunner
 
@@ -136,3 +137,24 @@ def test_caption_with_an_unusable_model_is_one_line(tmp_path):
     assert done.exit_code == 1
     assert done.stderr.startswith("beholder: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_caption_reads_standard_input_and_names_that_are_no_text(tiny_model, tmp_path):
+    picture = tmp_path / os.fsdecode(b"\xff.png")
+    PIL.Image.new("RGB", (32, 24)).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(picture)
+    options = ["--model", str(tiny_model), "--max-tokens", "2", "--json"]
+    command = [sys.executable, "-m", "server.cli", "caption", *options, "-", str(picture)]
+    with picture.open("rb") as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=60, check=False)
+    first, second = map(msgspec.json.decode, done.stdout.splitlines())
+    assert first["text"] == second["text"]
+    assert second["file"].endswith("\N{REPLACEMENT CHARACTER}.png")
+
+
+def test_an_answer_that_cannot_be_written_is_one_line(tiny_model, tmp_path):
+    PIL.Image.new("RGB", (32, 24)).save(tmp_path / "a.png")
+    command = [sys.executable, "-m", "server.cli", "caption", "--model", str(tiny_model), str(tmp_path / "a.png")]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)

@@ -191,3 +191,30 @@ def test_a_folder_that_holds_no_usable_model_is_one_error(tmp_path):
         api.Beholder(tmp_path)
     assert isinstance(refusal.value, ServiceError)
     assert "nothing" in str(refusal.value)
+
+
+def test_closing_ends_what_other_threads_wait_for(tiny_model):
+    beholder = api.Beholder(tiny_model, dtype="float32", threads=1)
+    outcomes = []
+
+    def wait():
+        try:
+            outcomes.append(beholder.caption(picture(3), max_tokens=900, ignore_eos=True))
+        except ServiceError as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not beholder._running:
+        pass
+    beholder.close()
+    thread.join(10)
+    assert isinstance(outcomes[0], ServiceError)
+    with pytest.raises(ServiceError, match="closed"):
+        beholder.caption(picture(3))
+
+
+def test_a_file_without_end_is_refused_for_its_size(beholder):
+    with pytest.raises(ClientError, match="at most") as caught:
+        beholder.caption("/dev/zero")
+    assert caught.value.status == 413
