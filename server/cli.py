@@ -137,6 +137,27 @@ def caption(
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command()
+@_with_options(*OFFLINE_OPTIONS)
+def calibrate(
+    questions: Annotated[
+        Path, typer.Argument(help="Questions with known answers, one JSON object a line.", show_default=False)
+    ],
+    **given: str | bool | None,
+) -> None:
+    """Measure how far the probabilities of decisions can be trusted (docs/decisions.md)."""
+    from preprocess.errors import BeholderError
+    from server.calibration import calibrate as measure
+    from server.offline import Beholder
+
+    try:
+        with Beholder(settings=Settings.load(given, os.environ)) as beholder:
+            typer.echo(measure(beholder, questions))
+    except BeholderError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
