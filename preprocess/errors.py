@@ -45,6 +45,8 @@ class ClientError(BeholderError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, status=status, code=code, param=param, retry_after_s=retry_after_s)
+        if status == 429:  # nothing is wrong with the request but its time
+            self.kind = "rate_limit_error"
 
 
 class ServiceError(BeholderError):

@@ -15,6 +15,7 @@ from server.request_models import ChatMessage, ImageContent, ImageUrl, StreamOpt
 from server.shape_models import JsonSchema, JsonSchemaFormat, StructuredOutputs
 
 T = TypeVar("T")
+_BYTE: Final = re.compile(r"\(byte (\d+)\)")
 
 
 def invalid(param: str, message: str) -> ClientError:
@@ -46,9 +47,14 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
     except msgspec.ValidationError as error:
         raise of_validation(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        detail = f": {error}" if isinstance(error, msgspec.DecodeError) and body else ""
-        empty = "" if body else " (the body is empty)"
-        raise ClientError(f"The body is no valid JSON{empty}{detail}.", code="invalid_json") from None
+        place = _BYTE.search(str(error))
+        if not body:
+            detail = "it is empty"
+        elif place:
+            detail = f"it goes wrong at byte {place[1]}"
+        else:
+            detail = "it ends too early, or has text in it that is no Unicode"
+        raise ClientError(f"The body is no valid JSON: {detail}.", code="invalid_json") from None
     except RecursionError:
         raise ClientError("The body's JSON is nested too deeply.", code="invalid_json") from None
 

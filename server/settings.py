@@ -145,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option("Most prompt tokens that wait for the engine; more gets 429.", unit="tokens", low=1, high=1_073_741_824),
     ] = 262_144
     vision_cache_mb: Annotated[
-        float, Option("Memory for finished picture embeddings.", unit="MiB", low=0, high=1_048_576)
+        float, Option("Memory for finished picture embeddings.", unit="MiB", low=1, high=1_048_576)
     ] = 64
     prefix_cache: Annotated[
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")

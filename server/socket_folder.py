@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,9 @@ from typing import Final
 PREFIX: Final = "beholder-sockets-"
 MAX_FOLDER_LENGTH: Final = 80
 """A socket's path may have about 100 characters; its file name takes the rest."""
+
+YOUNG_S: Final = 60.0
+"""A folder that changed so lately may belong to a launcher that has not locked it yet."""
 
 
 @contextlib.contextmanager
@@ -40,7 +44,8 @@ def sweep(parent: Path) -> None:
     """Remove this user's folders whose launcher is gone."""
     for folder in parent.glob(PREFIX + "*"):
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid != os.getuid():
+            about = folder.stat()
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < YOUNG_S:
                 continue
             with open(folder / "lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -473,8 +473,10 @@ def local_answerer(
     return answer
 
 
-def served_answerer(base_url: str, model: str, parallel: int = 8) -> Answerer:
-    """Answers from an OpenAI-compatible server."""
+def served_answerer(base_url: str, parallel: int = 8) -> Answerer:
+    """Answers from an OpenAI-compatible server, by the first model that it names."""
+    with urllib.request.urlopen(f"{base_url.rstrip('/')}/models", timeout=30) as listed:
+        model = json.load(listed)["data"][0]["id"]
 
     def url_of(picture: NDArray[np.uint8]) -> dict[str, Any]:
         encoded = io.BytesIO()
@@ -524,7 +526,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--transformers", type=Path)
     parser.add_argument("--base-url")
-    parser.add_argument("--model", default="default", help="the model's name for the server")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--limit", type=int, default=400)
@@ -541,7 +542,7 @@ def main() -> None:
         pictures = greyed(pictures)
     dtype = getattr(torch, arguments.dtype)
     if arguments.base_url:
-        answer = served_answerer(arguments.base_url, arguments.model)
+        answer = served_answerer(arguments.base_url)
     elif arguments.transformers:
         answer = local_answerer(arguments.transformers, "cpu", True, dtype)
     else:

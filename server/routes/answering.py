@@ -27,6 +27,8 @@ from server.routes.context import Context
 from server.service import Generation
 
 HEARTBEAT_S = 10.0
+LAST_WORD_S = 5.0
+"""What a client that stopped reading gets to take the end of its stream."""
 _log = logging.getLogger("beholder.server")
 
 
@@ -206,8 +208,13 @@ class Stream(Response):
             self._answer.context.metrics.refused(failure)
             if not self._is_events:
                 return  # without its last message the response is cut
-            await _send_piece(send, b"data: " + error_body(failure) + b"\n\n")
-        await send({"type": "http.response.body", "body": b""})
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                if failure is not None:
+                    await _send_piece(send, b"data: " + error_body(failure) + b"\n\n")
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            return  # it reads no more: cut the connection
 
 
 async def _send_piece(send: Send, piece: bytes) -> None:

@@ -27,7 +27,6 @@ from server.routes.chat import CompletionUsage, completion_usage
 from server.routes.connection import body_chunks, read_body
 from server.routes.context import Context
 from server.routes.form import Form, read_form
-from server.settings import Settings
 
 _PLACE: Final = re.compile(r"messages\[0\]\.content\[(\d+)\]")
 _RAW_TYPES: Final = ("image/", "application/octet-stream")
@@ -78,7 +77,7 @@ def router(context: Context) -> APIRouter:
     async def create_caption(request: Request) -> Response:
         arrival = Arrival(context)
         async with arrival.time_limit():
-            call = await _read_call(request, context.settings)
+            call = await _read_call(request, context)
         try:
             answer = await start(context, request, call, arrival)
         except BeholderError as error:
@@ -104,27 +103,29 @@ def own_field(param: str | None, call: Call) -> str | None:
     return call.image_fields[index] if index < len(call.image_fields) else "prompt"
 
 
-async def _read_call(request: Request, settings: Settings) -> Call:
+async def _read_call(request: Request, context: Context) -> Call:
     """Read a request in any of its three shapes.
 
     Raises:
         ClientError: It is none of them, or its fields are not right.
     """
+    settings = context.settings
     content_type = request.headers.get("content-type", "").strip()
     media_type = content_type.partition(";")[0].strip().lower()
     session_header = request.headers.get("x-session-id")
     query = request.query_params.multi_items()
     if media_type == "application/json":
-        body = await read_body(request, settings.max_body_bytes)
+        body = await read_body(request, settings.max_body_bytes, context.bodies)
         fields = _with_query(caption_from_json(body), caption_from_text(query), query)
         return caption_call(fields, [], settings, session_header)
     form = Form()
     if media_type == "multipart/form-data":
-        chunks = body_chunks(request, settings.max_body_bytes)
+        chunks = body_chunks(request, settings.max_body_bytes, context.bodies)
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=settings.max_images)
     elif media_type.startswith(_RAW_TYPES):
-        form.files.append(("body", bytes(await read_body(request, settings.max_body_bytes))))
+        body = await read_body(request, settings.max_body_bytes, context.bodies)
+        form.files.append(("body", bytes(body)))
     else:
         raise ClientError(
             f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "

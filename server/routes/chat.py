@@ -130,7 +130,7 @@ def router(context: Context) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         arrival = Arrival(context)
         async with arrival.time_limit():
-            body = await read_body(request, context.settings.max_body_bytes)
+            body = await read_body(request, context.settings.max_body_bytes, context.bodies)
         call = chat_call(body, context.settings, request.headers.get("x-session-id"))
         del body
         answer = await start(context, request, call, arrival)

@@ -18,37 +18,69 @@ from preprocess.errors import ClientError, ServiceError
 T = TypeVar("T")
 
 
+class BodyBudget:
+    """Memory for bodies that are still on their way in, all requests together: a cap for each does not bound them.
+
+    `used` is what the unfinished ones hold.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+
+    def take(self, num_bytes: int, held: int) -> None:
+        """So many bytes more for a body that holds `held`.
+
+        Raises:
+            ClientError: 429, unless it is the only one.
+        """
+        if self.used > held and self.used + num_bytes > self.max_bytes:
+            raise ClientError(
+                "The server is busy: other requests that are being sent fill its memory; try again in a moment.",
+                status=429,
+                code="queue_full",
+                retry_after_s=1.0,
+            )
+        self.used += num_bytes
+
+
 class ClientGone(Exception):
     """The client closed the connection; nobody is left to answer."""
 
 
-async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+async def body_chunks(request: Request, max_bytes: int, budget: BodyBudget) -> AsyncGenerator[bytes, None]:
     """The body as it arrives.
 
     Raises:
-        ClientError: 413 as soon as it is known to be larger than `max_bytes`; what comes after is never held.
+        ClientError: 413 as soon as it is known to be larger than `max_bytes`; what comes after is never held. 429 when
+            all bodies together are too large.
         ClientGone: The client left before its end.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(int(declared[:20]), max_bytes)
-    num_bytes = 0
+    num_bytes = held = 0
     try:
         async for chunk in request.stream():
             num_bytes += len(chunk)
             if num_bytes > max_bytes:
                 raise _too_large(None, max_bytes)
+            budget.take(len(chunk), held)
+            held += len(chunk)
             if chunk:
                 yield chunk
     except ClientDisconnect:
         raise ClientGone from None
+    finally:
+        budget.used -= held
 
 
-async def read_body(request: Request, max_bytes: int) -> bytearray:
+async def read_body(request: Request, max_bytes: int, budget: BodyBudget) -> bytearray:
     """The whole body. Raises as `body_chunks` does."""
     body = bytearray()
-    async for chunk in body_chunks(request, max_bytes):
-        body += chunk
+    async with contextlib.aclosing(body_chunks(request, max_bytes, budget)) as chunks:
+        async for chunk in chunks:
+            body += chunk
     return body
 
 

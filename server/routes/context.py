@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from server.image_store import ImageStore
 from server.metrics import Metrics
+from server.routes.connection import BodyBudget
 from server.service import Service
 from server.settings import Settings
+
+MAX_BODY_BYTES_IN_FLIGHT: Final = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -20,3 +24,4 @@ class Context:
     version: str
     created_s: int
     images: ImageStore
+    bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_BODY_BYTES_IN_FLIGHT))

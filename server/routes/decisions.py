@@ -93,12 +93,12 @@ async def _read_call(request: Request, context: Context) -> tuple[Call, list[Dec
     content_type = request.headers.get("content-type", "").strip()
     form = Form()
     if content_type.lower().startswith("multipart/form-data"):
-        chunks = body_chunks(request, settings.max_body_bytes)
+        chunks = body_chunks(request, settings.max_body_bytes, context.bodies)
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=settings.max_images)
         fields = decision_from_text(form.fields)
     else:
-        fields = decision_from_json(await read_body(request, settings.max_body_bytes))
+        fields = decision_from_json(await read_body(request, settings.max_body_bytes, context.bodies))
     questions = checked_questions(fields)
     caption = CaptionRequest(
         model=fields.model,

@@ -86,7 +86,7 @@ async def _read(request: Request, context: Context) -> bytes:
     media_type = content_type.partition(";")[0].strip().lower()
     limit = context.settings.max_body_bytes
     if media_type == "multipart/form-data":
-        chunks = body_chunks(request, limit)
+        chunks = body_chunks(request, limit, context.bodies)
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=1)
         if form.fields:
@@ -94,7 +94,7 @@ async def _read(request: Request, context: Context) -> bytes:
             raise ClientError(f"The field `{name[:200]}` is unknown.", code="unknown_parameter", param=name[:200])
         data = form.files[0][1] if form.files else b""
     elif media_type.startswith(_RAW_TYPES):
-        data = bytes(await read_body(request, limit))
+        data = bytes(await read_body(request, limit, context.bodies))
     else:
         raise ClientError(
             f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "

@@ -109,3 +109,20 @@ def test_any_value_in_any_field_of_chat(app, value):
     for field in msgspec.structs.fields(ChatRequest):
         body = {"messages": [{"role": "user", "content": "x"}], field.name: value}
         check(app, "/v1/chat/completions", json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"", "it is empty"),
+        (b"{", "it ends too early"),
+        (b"{nope}", "it goes wrong at byte 1"),
+        (b'{"messages":[{"role":"user","content":"\\ud800"}]}', "no Unicode"),
+        (b'{"messages":[{"role":"user","content":"\xff"}]}', "no Unicode"),
+    ],
+)
+def test_what_is_no_json_is_told_in_our_words(client, body, detail):
+    error = client.post("/v1/chat/completions", content=body).json()["error"]
+    assert error["code"] == "invalid_json"
+    assert detail in error["message"]
+    assert "malformed" not in error["message"]

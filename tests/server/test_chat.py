@@ -206,7 +206,7 @@ def test_a_refusal_of_a_stream_is_a_real_status(client, service):
     assert response.headers["retry-after"] == "2"
     assert response.json()["error"] == {
         "message": "busy",
-        "type": "invalid_request_error",
+        "type": "rate_limit_error",
         "param": None,
         "code": "queue_full",
     }

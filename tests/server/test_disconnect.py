@@ -10,8 +10,10 @@ import threading
 import time
 
 import httpx
+import msgspec
 import pytest
 
+from server.app import create_app
 from server.routes import answering
 
 QUESTION = {"messages": [{"role": "user", "content": "x"}]}
@@ -169,3 +171,43 @@ def test_health_is_quick_while_clients_send_large_bodies(served, service):
     for sender in senders:
         sender.join()
     assert sorted(times)[20] < 0.25  # median; far above what it takes, far below a body decoded the slow way
+
+
+def test_bodies_on_their_way_are_bounded_together(served, app, service, eventually):
+    budget = app.state.context.bodies
+    budget.max_bytes = 100_000
+    connections = []
+    for _ in range(2):
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=5)
+        connection.sendall(head("/v1/chat/completions", 200_000) + b" " * 60_000)
+        connections.append(connection)
+    assert eventually(lambda: budget.used == 60_000)
+    answers = []
+    for connection in connections:  # one of them was refused, and the other may go on to its end
+        connection.settimeout(0.5)
+        try:
+            answers.append(connection.recv(4096))
+        except TimeoutError:
+            connection.sendall(json.dumps(QUESTION).encode().ljust(140_000))
+            connection.settimeout(5)
+            answers.append(connection.recv(4096))
+    assert sorted(answer[:13] for answer in answers) == [b"HTTP/1.1 200 ", b"HTTP/1.1 429 "]
+    assert budget.used == 0
+
+
+def test_a_stream_whose_client_reads_nothing_ends_with_its_time(
+    app, service, settings, serve_app, eventually, monkeypatch
+):
+    monkeypatch.setattr(answering, "LAST_WORD_S", 0.1)
+    hurried = msgspec.structs.replace(settings, request_timeout_s=0.5)
+    served = serve_app(create_app(hurried, service))
+    service.words = ("x" * 4096,) * 100_000
+    connection = send_request(served, {**QUESTION, "stream": True})
+    assert eventually(lambda: service.generations and service.generations[0].num_cancels > 0)
+    time.sleep(0.5)
+    connection.settimeout(5)
+    tail = b""
+    while piece := connection.recv(1 << 20):  # what was under way, then the end, which came without a last word
+        tail = (tail + piece)[-1000:]
+    assert b"request_timeout" not in tail
+    connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from serving import Served
+
+from server.socket_folder import PREFIX, sweep
 
 EXEC = 'exec "$@"'
 
@@ -106,3 +109,17 @@ def test_a_process_that_hangs_is_noticed_and_replaced(tiny_model: Path) -> None:
             hung.values()
         )
         assert server.client.post("/v1/chat/completions", json=question).status_code == 200
+
+
+def test_folders_of_launchers_that_are_gone_are_swept_and_others_are_not(tmp_path: Path) -> None:
+    names = ["abandoned", "running", "just-made"]
+    folders = {name: tmp_path / f"{PREFIX}{name}" for name in names}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "lock").touch()
+        if name != "just-made":
+            os.utime(folder, (0, 0))
+    with (folders["running"] / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(tmp_path)
+    assert [name for name in names if folders[name].exists()] == ["running", "just-made"]
