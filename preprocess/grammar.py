@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -44,14 +44,27 @@ LIMITS: Final = LLParserLimits(
 )
 
 
+class CompiledGrammar(NamedTuple):
+    """A grammar as the engine takes it. `leading_space`: the answer may begin with one, which is no part of it."""
+
+    text: str
+    leading_space: bool
+
+
 class GrammarCompiler:
-    """Compiles grammars and remembers the last ones: a data job sends the same schema thousands of times."""
+    """Compiles grammars and remembers the last ones: a data job sends the same schema thousands of times.
 
-    def __init__(self) -> None:
+    Args:
+        after_text: Whether answers follow text, as in ``Assistant:``. Models then begin them with a space, and one that
+            may not is thrown off its track: so a space may come before what the grammar describes.
+    """
+
+    def __init__(self, *, after_text: bool = False) -> None:
+        self._after_text = after_text
         self._bytes = LLTokenizer("byte")
-        self._known: OrderedDict[Grammar, str] = OrderedDict()
+        self._known: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
 
-    def compile(self, grammar: Grammar) -> str:
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
         """The grammar as the engine takes it.
 
         Raises:
@@ -59,25 +72,32 @@ class GrammarCompiler:
         """
         known = self._known.get(grammar)
         if known is None:
-            known = _translated(grammar)
-            self._try(known, grammar)
+            shape = _translated(grammar)
+            text = json.dumps({"grammars": [shape]})
+            may_begin_with_space = self._try(text, grammar)
+            known = CompiledGrammar(text, False)
+            if self._after_text and not may_begin_with_space:
+                start = {"lark_grammar": 'start: SPACE? @shape\nSPACE: " "'}
+                known = CompiledGrammar(json.dumps({"grammars": [start, {**shape, "name": "shape"}]}), True)
             self._known[grammar] = known
             if len(self._known) > 64:
                 self._known.popitem(last=False)
         self._known.move_to_end(grammar)
         return known
 
-    def _try(self, text: str, grammar: Grammar) -> None:
-        """Refuse what does not compile, has no answer, or is slow."""
+    def _try(self, text: str, grammar: Grammar) -> bool:
+        """Refuse what does not compile, has no answer, or is slow. True when a space may come first."""
         started_s = time.thread_time()
         is_error, messages = LLMatcher.validate_grammar_with_warnings(text, self._bytes, limits=LIMITS)
         if is_error or messages:
             raise _refusal(grammar, messages[0] if messages else "")
         matcher = LLMatcher(self._bytes, text, log_level=0, limits=LIMITS)
-        for _ in range(TRIAL_STEPS):
+        space_first = False
+        for step in range(TRIAL_STEPS):
             if matcher.is_error() or matcher.is_stopped():
                 break
             mask = matcher.compute_bitmask()
+            space_first = space_first or (step == 0 and bool(mask[0x20 >> 3] >> (0x20 & 7) & 1))
             likely = next((byte for byte in _LIKELY if mask[byte >> 3] >> (byte & 7) & 1), None)
             if likely is None or matcher.is_error():
                 break
@@ -86,6 +106,7 @@ class GrammarCompiler:
             raise _refusal(grammar, matcher.get_error())
         if time.thread_time() - started_s > TRIAL_S:
             raise _too_complex(grammar)
+        return space_first
 
 
 _QUOTED: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/')
@@ -93,8 +114,8 @@ _LIKELY: Final = (*b'{["a1t-', *range(0x20, 0x7F), *b"\n\t", *range(0x80, 0x100)
 """Bytes by which a trial goes forward: into objects and strings first, where the work is."""
 
 
-def _translated(grammar: Grammar) -> str:
-    """What was asked, in the library's words."""
+def _translated(grammar: Grammar) -> dict[str, Any]:
+    """What was asked, in the library's words: one of its grammars."""
     text, param = grammar.text, grammar.param
     if len(text) > MAX_TEXT:
         raise ClientError(
@@ -109,11 +130,11 @@ def _translated(grammar: Grammar) -> str:
             options["whitespace_pattern"] = SOME_WHITESPACE
         else:
             options["whitespace_flexible"] = False
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        return _only(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
     if grammar.kind == "regex":
         if not text or len(text) > MAX_REGEX:
             raise _invalid(param, f"has {len(text):,} characters; expected 1 to {MAX_REGEX:,}.")
-        return LLMatcher.grammar_from_regex(text)
+        return _only(LLMatcher.grammar_from_regex(text))
     if grammar.kind == "choice":
         choices = _decoded(text, param)
         if not choices or len(choices) > MAX_CHOICES:
@@ -122,13 +143,19 @@ def _translated(grammar: Grammar) -> str:
             if not choice or len(choice) > MAX_CHOICE:
                 raise _invalid(f"{param}[{index}]", f"has {len(choice):,} characters; expected 1 to {MAX_CHOICE:,}.")
         spelled = " | ".join(map(json.dumps, dict.fromkeys(choices)))
-        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {spelled}")  # capitals: one lexeme for all
+        return {"lark_grammar": f"start: CHOICE\nCHOICE: {spelled}"}  # capitals: one lexeme for all
     if "<" in _QUOTED.sub("", text):
         raise _invalid(param, "names tokens (<…>); a grammar can only speak of text.")
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        return {"lark_grammar": any_to_lark(text)}
     except Exception:  # the converter raises bare Exception
         raise _invalid(param, "cannot be read as a grammar (Lark or GBNF).") from None
+
+
+def _only(text: str) -> dict[str, Any]:
+    """The one grammar in what the library made."""
+    [grammar] = json.loads(text)["grammars"]
+    return {key: value for key, value in grammar.items() if value is not None and key != "name"}
 
 
 def _decoded(text: str, param: str) -> Any:

@@ -21,7 +21,7 @@ from preprocess.config import MediaLimits, PreprocessConfig
 from preprocess.decisions import MAX_BRANCHES, branches_of
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.families import Family, load_family
-from preprocess.grammar import GrammarCompiler
+from preprocess.grammar import CompiledGrammar, GrammarCompiler
 from preprocess.image import decode, encoded_bytes
 from preprocess.model_folder import ModelFolder
 from preprocess.options import Defaults, check_options, resolve
@@ -87,7 +87,7 @@ class Preparer:
         self._arena = arena
         self._family: Family = load_family(folder)
         self._prompts = PromptEncoder(folder, self._family)
-        self._grammars = GrammarCompiler()
+        self._grammars = GrammarCompiler(after_text=self._prompts.answers_follow_text)
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
@@ -119,7 +119,8 @@ class Preparer:
         started = time.monotonic()
         check_options(job.options)
         self._check_amount(job)
-        grammar = "" if job.options.grammar is None else self._grammars.compile(job.options.grammar)
+        wanted = job.options.grammar
+        grammar = CompiledGrammar("", False) if wanted is None else self._grammars.compile(wanted)
         pictures = _Pictures(self._arena, job.lease)
         for param, part in _image_parts(job):
             try:
@@ -136,7 +137,7 @@ class Preparer:
 
         prompt, branches = self._branches(job, encode) if job.questions else (encode(job.messages), [])
         sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar.text)
         media = [
             MediaItem(digest, pixels, spans)
             for digest, pixels, spans in zip(pictures.digests, pictures.pixels, prompt.spans, strict=True)
@@ -150,7 +151,7 @@ class Preparer:
                 stop=job.options.stop,
                 include_stop_str_in_output=job.options.include_stop_str_in_output,
                 skip_special_tokens=job.options.skip_special_tokens,
-                strip_leading_space=job.options.strip_leading_space,
+                strip_leading_space=job.options.strip_leading_space or grammar.leading_space,
                 min_tokens=job.options.min_tokens,
             ),
             arrival_s=job.arrival_s,

@@ -17,7 +17,7 @@ from typing import Final
 from tokenizers import AddedToken, Tokenizer
 
 from preprocess.chat_template import ChatTemplate, Part, Turn
-from preprocess.errors import ClientError, ServiceError
+from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.families import Family
 from preprocess.model_folder import ModelFolder, bad_folder
 from preprocess.wire import ImagePart, Message, TextPart
@@ -98,6 +98,16 @@ class PromptEncoder:
         if self._bos is None or not prompt.startswith(self._bos):
             ids = [*self._prefix, *ids, *self._suffix]
         return PromptIds(ids, _spans(ids, self._image_id, num_tokens))
+
+    @property
+    def answers_follow_text(self) -> bool:
+        """Whether the template ends with text, such as ``Assistant:``, and not with a line break or a control token."""
+        try:
+            last = self.encode([Message("user", [TextPart("?")])], [], []).ids[-1]
+        except BeholderError:  # a template that wants more than one question says nothing
+            return False
+        text: str = self._tokenizer.decode([last], skip_special_tokens=True)
+        return bool(text) and not text[-1].isspace()
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of plain text alone."""

@@ -98,7 +98,7 @@ class Guided:
 
     def compile(self, kind: str, value: Any) -> Callable[[], Any]:
         text = value if isinstance(value, str) and kind != "json_schema" else json.dumps(value)
-        translated = GrammarCompiler().compile(Grammar(kind, text, "g"))  # type: ignore[arg-type]
+        translated = GrammarCompiler().compile(Grammar(kind, text, "g")).text  # type: ignore[arg-type]
         matcher = LLMatcher(self.tokenizer, translated, log_level=0, limits=LIMITS)
         matcher.deep_copy().compute_bitmask()
         return matcher.deep_copy

@@ -38,7 +38,7 @@ TEXT = [(17 * index) % 400 + 30 for index in range(24)]
 
 
 def compiled(kind: Any, text: object) -> str:
-    return GrammarCompiler().compile(Grammar(kind, text if isinstance(text, str) else json.dumps(text), "g"))
+    return GrammarCompiler().compile(Grammar(kind, text if isinstance(text, str) else json.dumps(text), "g")).text
 
 
 JSON = compiled("json_schema", SCHEMA)

@@ -17,7 +17,7 @@ from preprocess.wire import Grammar, Message, Prepared, Refused, TextPart
 
 def compile_(kind: Any, text: object, **options: Any) -> str:
     text = text if isinstance(text, str) else json.dumps(text)
-    return GrammarCompiler().compile(Grammar(kind, text, "shape", **options))
+    return GrammarCompiler().compile(Grammar(kind, text, "shape", **options)).text
 
 
 def nested(depth: int) -> Any:
@@ -178,3 +178,21 @@ def test_a_job_carries_its_grammar_and_a_refusal_names_the_field(prepare: Any) -
     assert isinstance(answer, Refused)
     assert answer.param == "response_format.json_schema.schema"
     assert isinstance(prepare(messages), Prepared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "leading_space"),
+    [
+        ("choice", ["Yes", "No"], True),
+        ("json_schema", {"type": "object"}, True),
+        ("regex", "[a-z]+", True),
+        ("grammar", 'start: "a"', True),
+        ("regex", " ?[a-z]+", False),
+        ("choice", [" a", "b"], False),
+        ("regex", ".*", False),
+    ],
+)
+def test_a_space_may_come_first_where_answers_follow_text(kind: Any, text: object, leading_space: bool) -> None:
+    wanted = Grammar(kind, text if isinstance(text, str) else json.dumps(text), "shape")
+    assert GrammarCompiler(after_text=True).compile(wanted).leading_space == leading_space
+    assert not GrammarCompiler().compile(wanted).leading_space

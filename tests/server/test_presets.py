@@ -48,7 +48,7 @@ def test_the_request_counts_more_than_the_preset(client: Any, service: Any) -> N
     client.post("/v1/captions", json={**body, "structured_outputs": {"regex": "a"}, "prompt": "Only small ones."})
     options = service.last[1]
     assert (options.max_tokens, options.temperature, options.grammar.kind) == (9, 1.5, "regex")
-    assert texts(service) == ["List the objects in the picture.\nOnly small ones."]
+    assert texts(service) == ["List the objects as JSON.\nOnly small ones."]
 
 
 def test_a_form_names_a_preset(client: Any, service: Any) -> None:
