@@ -183,9 +183,15 @@ def _folder() -> str | None:
 
 
 def _environment(role: Role) -> dict[str, str]:
-    """One thread for the numeric libraries of everything but the engine, and no spinning while the engine waits."""
+    """One thread for the numeric libraries of everything but the engine, and no spinning while the engine waits.
+
+    oneDNN keeps the code that it makes for every new number of tokens, about 1 MB each: the bounds below cost 3 % of a
+    prefill of a length never seen, and keep the engine from growing by half a gigabyte (600 lengths: 700 for 1,220 MB).
+    """
     environment = dict(os.environ)
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    environment.setdefault("LRU_CACHE_CAPACITY", "32")  # torch's own cache before oneDNN's
     if role != "engine":
         environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
     return environment
