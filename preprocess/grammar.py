@@ -131,6 +131,8 @@ def _translated(grammar: Grammar) -> dict[str, Any]:
         else:
             options["whitespace_flexible"] = False
         return _only(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+    if grammar.kind == "tools":
+        return {"lark_grammar": _calls(_decoded(text, param), param)}
     if grammar.kind == "regex":
         if not text or len(text) > MAX_REGEX:
             raise _invalid(param, f"has {len(text):,} characters; expected 1 to {MAX_REGEX:,}.")
@@ -150,6 +152,25 @@ def _translated(grammar: Grammar) -> dict[str, Any]:
         return {"lark_grammar": any_to_lark(text)}
     except Exception:  # the converter raises bare Exception
         raise _invalid(param, "cannot be read as a grammar (Lark or GBNF).") from None
+
+
+def _calls(wanted: dict[str, Any], param: str) -> str:
+    """Calls in Hermes' form, of any of the functions, at most so many."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                "arguments": clean_schema(function["parameters"], f"{param}: {function['name']}.parameters"),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in wanted["functions"]
+    ]
+    schema = {"anyOf": calls, "x-guidance": {"lenient": False, "whitespace_pattern": SOME_WHITESPACE}}
+    more = f'("\\n" call){{0,{wanted["at_most"] - 1}}}' if wanted["at_most"] > 1 else ""
+    return f'start: call {more}\ncall: "<tool_call>\\n" body "\\n</tool_call>"\nbody: %json {json.dumps(schema)}'
 
 
 def _only(text: str) -> dict[str, Any]:

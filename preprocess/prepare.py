@@ -132,8 +132,10 @@ class Preparer:
         placeholders = [self._family.placeholder(layout) for layout in layouts]
         num_tokens = [layout.num_tokens for layout in layouts]
 
+        tools = json.loads(job.options.tools) if job.options.tools else []
+
         def encode(messages: list[Message]) -> PromptIds:
-            return self._prompts.encode(messages, placeholders, num_tokens)
+            return self._prompts.encode(messages, placeholders, num_tokens, tools)
 
         prompt, branches = self._branches(job, encode) if job.questions else (encode(job.messages), [])
         sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)

@@ -41,20 +41,31 @@ class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     detail: Detail = "auto"
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that an earlier answer made. `arguments`: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a chat. `role` is ``system``, ``user`` or ``assistant``."""
+    """One turn of a chat. `role` is ``system``, ``user``, ``assistant``, or ``tool`` for what a call gave."""
 
     role: str
     content: list[TextPart | ImagePart]
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str = ""
 
 
-GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "tools"]
 
 
 class Grammar(msgspec.Struct, frozen=True):
     """The shape that an answer must have.
 
-    `text`: the schema as JSON, the regular expression, the choices as a JSON list, or the grammar (Lark or GBNF).
+    `text`: the schema as JSON, the regular expression, the choices as a JSON list, the grammar (Lark or GBNF), or the
+    functions that may be called as JSON.
     `param`: the request field that it came in.
     """
 
@@ -89,6 +100,8 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     logprobs: int | None = None
     """None: none; k >= 0: log probability of each sampled token and of the k most likely ones."""
     grammar: Grammar | None = None
+    tools: str = ""
+    """JSON list of the tools that the model is told of; empty: none."""
 
 
 class Lease(msgspec.Struct, frozen=True):

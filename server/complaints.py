@@ -63,12 +63,16 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _WRONG_WORD: Final = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 _WORDS_AT: Final = {
-    "role": "system, developer, user or assistant",
+    "role": "system, developer, user, assistant or tool",
     "type": "text or image_url",
     "detail": "auto, low or high",
     "format": "json or text",
     "response_format.type": "text, json_object or json_schema",
     "questions[].type": "yes_no, choice or score",
+    "tools[].type": "function",
+    "messages[].tool_calls[].type": "function",
+    "tool_choice": "none, auto, required or an object with the function's name",
+    "tool_choice.type": "function",
 }
 _WRONG_TYPE: Final = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
 _JSON_WORDS: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}

@@ -31,6 +31,7 @@ from server.sampling_rules import generation_options
 from server.settings import Settings
 from server.shape_models import SHAPE_FIELDS
 from server.shape_rules import shape_from_text
+from server.tool_rules import calls_of, tools_of
 
 DEFAULT_PROMPT: Final = "Describe the picture."
 MAX_CHOICES: Final = 16
@@ -49,6 +50,8 @@ class Call(msgspec.Struct, frozen=True):
     session_id: str = ""
     priority: int = 0
     as_text: bool = False
+    tool_names: frozenset[str] = frozenset()
+    """Functions that the model may call."""
     questions: list[Question] = []
     """Of a request for decisions: what is weighed instead of an answer being written."""
     image_fields: tuple[str, ...] = ()
@@ -82,6 +85,12 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
     if preset is not None:
         request = with_preset(request, preset)
     options = generation_options(request, logprobs=logprobs, logit_bias=request.logit_bias)
+    tools, call_grammar, names = tools_of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if call_grammar is not None:
+        if options.grammar is not None:
+            raise invalid("tool_choice", "A call was required, and a shape for the answer too; expected one of them.")
+        options = msgspec.structs.replace(options, grammar=call_grammar)
+    options = msgspec.structs.replace(options, tools=tools)
     bounded("n", request.n, 1, MAX_CHOICES)
     stream_options = request.stream_options
     if stream_options is not None and not request.stream:
@@ -96,6 +105,7 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
         return_token_ids=bool(request.return_token_ids),
         session_id=_session_id(request.session_id, session_header),
         priority=request.priority or 0,
+        tool_names=names,
     )
 
 
@@ -110,8 +120,17 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
             if value is not None and value != [] and value != "":
                 raise unsupported(f"{path}.{name}", f"`{path}.{name}` is not supported: leave it out.")
         role = "system" if message.role == "developer" else message.role
-        if isinstance(message.content, str):
-            turns.append(Message(role, [TextPart(message.content)]))
+        calls = calls_of(message.tool_calls or [], f"{path}.tool_calls")
+        if calls and role != "assistant":
+            raise invalid(f"{path}.tool_calls", f"`{path}.tool_calls` belongs to the assistant, not to the {role}.")
+        call_id = message.tool_call_id or ""
+        if (role == "tool") != bool(call_id):
+            raise invalid(f"{path}.tool_call_id", f"`{path}.tool_call_id`: a tool's message needs it, no other has it.")
+        if message.content is None or isinstance(message.content, str):
+            if message.content is None and not calls:
+                raise invalid(f"{path}.content", f"`{path}.content` is missing; expected text or parts.")
+            content: list[TextPart | ImagePart] = [] if message.content is None else [TextPart(message.content)]
+            turns.append(Message(role, content, calls, call_id))
             continue
         parts: list[TextPart | ImagePart] = []
         for j, part in enumerate(message.content):
@@ -120,9 +139,9 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
             else:
                 image_url = part.image_url
                 parts.append(_image(image_url.url, image_url.detail, f"{path}.content[{j}].image_url.url", bare=False))
-        if not parts:
+        if not parts and not calls:
             raise invalid(f"{path}.content", f"`{path}.content` is empty; expected text or parts.")
-        turns.append(Message(role, parts))
+        turns.append(Message(role, parts, calls, call_id))
     _check_num_images(sum(isinstance(part, ImagePart) for turn in turns for part in turn.content), "messages", settings)
     return turns
 

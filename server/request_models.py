@@ -8,6 +8,7 @@ import msgspec
 
 from preprocess.wire import Detail
 from server.shape_models import ResponseFormat, StructuredOutputs
+from server.tool_models import Tool, ToolCallOut, ToolChoice
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,13 +33,14 @@ class ImageContent(msgspec.Struct, frozen=True, tag="image_url", forbid_unknown_
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One turn, with the fields that clients send back of an earlier answer: those must be empty."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextContent | ImageContent]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextContent | ImageContent] | None = None
+    tool_calls: list[ToolCallOut] | None = None
+    tool_call_id: str | None = None
     name: Any = None
     refusal: Any = None
     annotations: Any = None
     audio: Any = None
-    tool_calls: Any = None
     function_call: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
@@ -83,6 +85,9 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     messages: list[ChatMessage]
     preset: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -99,9 +104,6 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # Would change the answer, and are not served: accepted only with a value that means "off" (see HARMLESS).
     store: Any = None
     service_tier: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -136,9 +138,6 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -173,7 +172,6 @@ MESSAGE_EXTRAS: Final = (
     "refusal",
     "annotations",
     "audio",
-    "tool_calls",
     "function_call",
     "reasoning",
     "reasoning_content",
