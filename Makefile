@@ -2,9 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PORT   ?= 8000
+PORT   ?=
 MODEL  ?=
-HOST   ?= 127.0.0.1
 ARGS   ?=
 
 .PHONY: serve test schemas check format bench clean
@@ -12,7 +11,7 @@ ARGS   ?=
 
 .PHONY: help
 help:
-	@echo "make serve   install what is missing, serve the bundled model on http://$(HOST):$(PORT) (PORT=, MODEL=, ARGS=)"
+	@echo "make serve   install what is missing, serve the bundled model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS=)"
 	@echo "make test    install what is missing, run all tests"
 	@echo "make schemas a thousand random schemas against a random model"
 	@echo "make check   ruff, format, mypy --strict"
@@ -30,7 +29,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.serve
 
 serve: $(VENV)/.serve
-	exec $(BIN)/beholder serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) $(ARGS)
+	exec $(BIN)/beholder serve $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)

@@ -1,4 +1,4 @@
-"""Measures plain decoding of a runner, without scheduler or server: for `beholder bench` and for a Python prompt."""
+"""Measures plain decoding of a runner, without scheduler or server: for a Python prompt beside a change."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
-    """Gauges and running totals since the engine started, sent about twice a second while anything changes.
+    """Gauges and running totals since the engine started, sent up to four times a second while anything changes.
 
     `prefix_*` count prompt tokens; `vision_*` count pictures.
     """

@@ -145,7 +145,8 @@ class _Client:
 
     async def decode_rate(self, streams: int, seed: int) -> float:
         """Tokens a second of all streams together, from the moment that all have begun to the end of the first."""
-        times = await asyncio.gather(*(self._stream(picture(seed + i), DECODE_TOKENS) for i in range(streams)))
+        pictures = [picture(seed + i) for i in range(streams)]
+        times = await asyncio.gather(*(self._stream(body, DECODE_TOKENS) for body in pictures))
         begin, end = max(t[0] for t in times), min(t[-1] for t in times)
         return sum(sum(begin < at <= end for at in t) for t in times) / (end - begin)
 
@@ -162,11 +163,14 @@ class _Client:
     async def health_under_load(self, seed: int) -> list[float]:
         """ms of `/health` every 20 ms while 8 clients send pictures, several each."""
 
-        async def sender(index: int) -> None:
-            for number in range(6):
-                await self._stream(picture(seed + index * 10 + number), 24)
+        # Made beforehand: while this process makes a picture, it hears no answer.
+        pictures = [[picture(seed + index * 10 + number) for number in range(6)] for index in range(8)]
 
-        load = asyncio.gather(*(sender(index) for index in range(8)))
+        async def sender(own: list[bytes]) -> None:
+            for body in own:
+                await self._stream(body, 24)
+
+        load = asyncio.gather(*(sender(own) for own in pictures))
         found = []
         while not load.done():
             started = time.perf_counter()

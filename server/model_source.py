@@ -82,4 +82,4 @@ def _download(name: str) -> Path:
         if (folder / "config.json").is_file():
             return folder
         problem = f"{name!r} on the hub holds no config.json, so it is no model folder"
-    raise ModelSourceError(f"{problem}")
+    raise ModelSourceError(problem)

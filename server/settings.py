@@ -22,6 +22,8 @@ from server.model_source import ModelSourceError, default_model_name, model_fold
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
 MEBIBYTE: Final = 1 << 20
+PILLOW_MAX_PIXELS: Final = 178_956_970
+"""Pillow opens no larger picture: twice its `MAX_IMAGE_PIXELS`, which is the whole process's and not ours to raise."""
 MIN_CONTEXT: Final = 16
 """A chat template alone takes that many tokens."""
 
@@ -96,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 64
     max_image_mb: Annotated[float, Option("Largest encoded picture.", unit="MiB", low=0.001, high=2048)] = 32
     max_image_pixels: Annotated[
-        int, Option("Most pixels (width x height) of one picture.", low=1, high=4_000_000_000)
+        int, Option("Most pixels (width x height) of one picture.", low=1, high=PILLOW_MAX_PIXELS)
     ] = 100_000_000
     max_image_side: Annotated[int, Option("Longest side of one picture.", unit="pixels", low=1, high=1_000_000)] = (
         32_768
@@ -398,4 +400,5 @@ def expected(field: Field) -> str:
         return "a string"
     kind = "a whole number" if field.kind is int else "a number"
     unit = f" of {field.option.unit}" if field.option.unit else ""
-    return f"{kind}{unit} from {field.option.low:g} to {field.option.high:g}" if field.option.low is not None else kind
+    low, high = field.option.low, field.option.high
+    return f"{kind}{unit} from {low:.12g} to {high:.12g}" if low is not None else kind

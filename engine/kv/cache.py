@@ -57,11 +57,6 @@ class KVCache:
         """Slots that could be had now: free ones and those that eviction would give."""
         return self.pool.num_free + self.tree.num_evictable
 
-    @property
-    def num_free_rows(self) -> int:
-        """Rows of the slot table that no sequence has."""
-        return len(self._rows)
-
     def cached_length(self, ids: IdArray) -> int:
         """How many leading ids a hold opened now would find computed. The last id is always computed anew."""
         return self.tree.match_length(ids[:-1]) if self.share else 0

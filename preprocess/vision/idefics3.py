@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from preprocess.blocks.checkpoint import Checkpoint
-from preprocess.blocks.fields import Fields, read_json
+from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
+from preprocess.model_folder import ModelFolder
 
 MAX_TILES: Final = 32
 """Tiles that go through the encoder together; more only cost memory."""
@@ -72,10 +73,8 @@ class Normalisation:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> Normalisation:
-        """From `preprocessor_config.json`; absent fields are what the Idefics3 processor makes them."""
-        name = "preprocessor_config.json"
-        path = checkpoint.folder / name
-        fields = Fields(read_json(path) if path.exists() else {}, f"{name}: ")
+        """From the image processor's settings; absent fields are what the Idefics3 processor makes them."""
+        fields = Fields(ModelFolder(checkpoint.folder).image_processor_config, "image processor: ")
         rescale = fields.number("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
         mean, std = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         if fields.flag("do_normalize", True):

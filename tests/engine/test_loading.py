@@ -197,6 +197,19 @@ def test_every_type_loads(folder: Path) -> None:
     assert resolve_dtype("auto", torch.device("cpu")) in (torch.bfloat16, torch.float32)
 
 
+def test_pixels_are_normalised_alike_by_old_and_new_folders(folder: Path) -> None:
+    picture = torch.full((1, 32, 32, 3), 200, dtype=torch.uint8)
+    plain = _load(folder).encode([picture])[0]
+    changed = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "rescale_factor": 0.5}
+    _edit(folder, lambda config: config.update(changed), "preprocessor_config.json")
+    old = _load(folder).encode([picture])[0]
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").unlink()
+    _edit(folder, _set("image_processor", settings), "processor_config.json")
+    assert torch.equal(_load(folder).encode([picture])[0], old)
+    assert not torch.equal(old, plain)
+
+
 # ---- packed weights -------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ def _allowed(logits: np.ndarray[Any, Any], params: SamplingParams) -> set[int]:
     total = sum(weights.values())
     before, kept = 0.0, []
     for token in order:
+        # top_p 1 is no filter: the sum may round to 1 before the last token.
         if params.top_p < 1 and before / total >= params.top_p and weights[token] < weights[kept[-1]]:
             break
         kept.append(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from PIL import Image
 
 from engine.config import EngineConfig
 from preprocess.config import PreprocessConfig
@@ -24,6 +25,10 @@ def test_command_line_beats_environment_beats_default():
     environment = {"BEHOLDER_PORT": "1111", "BEHOLDER_WORKERS": "3", "HOME": "/root"}
     settings = Settings.load({"port": "2222", "host": None}, environment)
     assert (settings.port, settings.workers, settings.host) == (2222, 3, "127.0.0.1")
+
+
+def test_every_picture_that_an_option_can_allow_is_one_that_pillow_opens():
+    assert OPTIONS["max_image_pixels"].option.high == 2 * (Image.MAX_IMAGE_PIXELS or 0)
 
 
 def test_an_empty_variable_is_not_set():
@@ -64,6 +69,7 @@ def test_every_bound_is_checked_and_named(name):
         ({"port": "http"}, {}, "--port: expected a whole number from 0 to 65535, got 'http'"),
         ({"port": 1.5}, {}, "--port: expected a whole number from 0 to 65535, got 1.5"),
         ({"port": True}, {}, "--port: expected a whole number"),
+        ({"max_image_pixels": 0}, {}, "--max-image-pixels: expected a whole number from 1 to 178956970, got 0"),
         ({"grace_s": "nan"}, {}, "--grace-s: expected a number of s from 0 to 3600, got 'nan'"),
         ({"dtype": "int8"}, {}, "--dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         ({"prefix_cache": "maybe"}, {}, "--prefix-cache: expected true or false, got 'maybe'"),
