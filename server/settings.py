@@ -267,7 +267,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def resolve_model(self) -> Settings:
-        """The same settings with `model` a folder that exists and `served_model_name` filled.
+        """The same settings with `model` a folder that exists, `served_model_name` filled and `presets` absolute.
 
         A hub name is downloaded (weights as safetensors, tokenizer, configuration; never code or pickles).
 
@@ -279,7 +279,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             folder = model_folder(self.model)
         except ModelSourceError as error:
             raise SettingsError(f"--model: {error}") from None
-        return msgspec.structs.replace(self, model=str(folder), served_model_name=names)
+        presets = str(Path(self.presets).absolute()) if self.presets else ""  # children may stand elsewhere
+        return msgspec.structs.replace(self, model=str(folder), served_model_name=names, presets=presets)
 
 
 def flag_name(name: str) -> str:
