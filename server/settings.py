@@ -21,6 +21,8 @@ from preprocess.config import MediaLimits, PreprocessConfig
 from server.model_source import ModelSourceError, default_model_name, model_folder
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
+CLIENT_VARIABLES: Final = frozenset({"BEHOLDER_URL", "BEHOLDER_KEY"})
+"""What samples/clients read: whoever exported them for those may start a server all the same."""
 MEBIBYTE: Final = 1 << 20
 PILLOW_MAX_PIXELS: Final = 178_956_970
 """Pillow opens no larger picture: twice its `MAX_IMAGE_PIXELS`, which is the whole process's and not ours to raise."""
@@ -171,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         values: dict[str, object] = {}
         for variable, text in (environment or {}).items():
-            if not variable.startswith(ENVIRONMENT_PREFIX):
+            if not variable.startswith(ENVIRONMENT_PREFIX) or variable in CLIENT_VARIABLES:
                 continue
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             if name not in OPTIONS or variable != variable.upper():

@@ -8,6 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of what is tested: only pytest's own timeout counts time.
+settings.register_profile("beholder", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("beholder")
 
 
 def _load(name: str) -> ModuleType:

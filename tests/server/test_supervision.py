@@ -192,8 +192,8 @@ def test_only_the_engine_loads_torch(sound: Served) -> None:
 
 def test_a_picture_over_its_deadline_is_refused_and_others_go_on(tiny_model: Path) -> None:
     slow = io.BytesIO()
-    Image.effect_noise((4500, 4500), 80).save(slow, "PNG", compress_level=1)
-    with Served(tiny_model, workers=1, preprocess_deadline_s=0.1) as server:
+    Image.new("L", (9900, 9900)).save(slow, "PNG", compress_level=1)  # over a second to prepare; others take 3 ms
+    with Served(tiny_model, workers=1, preprocess_deadline_s=0.5) as server:
         quick: list[int] = []
         started = threading.Thread(target=lambda: quick.append(server.caption(jpeg(3), max_tokens=2).status_code))
         refused: list[httpx.Response] = []
