@@ -6,13 +6,14 @@ PORT   ?=
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: serve test check format bench clean
+.PHONY: serve test schemas check format bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make serve   install what is missing, serve the bundled model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS=)"
 	@echo "make test    install what is missing, run all tests"
+	@echo "make schemas a thousand random schemas against a random model"
 	@echo "make check   ruff, format, mypy --strict"
 	@echo "make bench   measure this machine against plain transformers"
 
@@ -32,6 +33,9 @@ serve: $(VENV)/.serve
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+schemas: $(VENV)/.dev
+	SCHEMAS=1000 $(BIN)/python -m pytest tests/test_random_schemas.py -s $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,30 +9,37 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from preprocess.arena import ALIGNMENT, Arena
 from preprocess.config import MediaLimits, PreprocessConfig
-from preprocess.errors import BeholderError, ClientError
+from preprocess.decisions import MAX_BRANCHES, branches_of
+from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.families import Family, load_family
+from preprocess.grammar import CompiledGrammar, GrammarCompiler
 from preprocess.image import decode, encoded_bytes
 from preprocess.model_folder import ModelFolder
 from preprocess.options import Defaults, check_options, resolve
-from preprocess.text import PromptEncoder
+from preprocess.text import PromptEncoder, PromptIds
 from preprocess.wire import (
+    Branch,
     EngineRequest,
     ImageInfo,
     ImagePart,
     Job,
     Lease,
     MediaItem,
+    Message,
     Pixels,
     Prepared,
     Refused,
     TextOptions,
+    TextPart,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +87,7 @@ class Preparer:
         self._arena = arena
         self._family: Family = load_family(folder)
         self._prompts = PromptEncoder(folder, self._family)
+        self._grammars = GrammarCompiler(after_text=self._prompts.answers_follow_text)
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
@@ -111,6 +119,8 @@ class Preparer:
         started = time.monotonic()
         check_options(job.options)
         self._check_amount(job)
+        wanted = job.options.grammar
+        grammar = CompiledGrammar("", False) if wanted is None else self._grammars.compile(wanted)
         pictures = _Pictures(self._arena, job.lease)
         for param, part in _image_parts(job):
             try:
@@ -119,12 +129,17 @@ class Preparer:
                 error.param = error.param or param
                 raise
         layouts = pictures.layouts
-        prompt = self._prompts.encode(
-            job.messages,
-            [self._family.placeholder(layout) for layout in layouts],
-            [layout.num_tokens for layout in layouts],
-        )
+        placeholders = [self._family.placeholder(layout) for layout in layouts]
+        num_tokens = [layout.num_tokens for layout in layouts]
+
+        tools = json.loads(job.options.tools) if job.options.tools else []
+
+        def encode(messages: list[Message]) -> PromptIds:
+            return self._prompts.encode(messages, placeholders, num_tokens, tools)
+
+        prompt, branches = self._branches(job, encode) if job.questions else (encode(job.messages), [])
         sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar.text)
         media = [
             MediaItem(digest, pixels, spans)
             for digest, pixels, spans in zip(pictures.digests, pictures.pixels, prompt.spans, strict=True)
@@ -138,7 +153,7 @@ class Preparer:
                 stop=job.options.stop,
                 include_stop_str_in_output=job.options.include_stop_str_in_output,
                 skip_special_tokens=job.options.skip_special_tokens,
-                strip_leading_space=job.options.strip_leading_space,
+                strip_leading_space=job.options.strip_leading_space or grammar.leading_space,
                 min_tokens=job.options.min_tokens,
             ),
             arrival_s=job.arrival_s,
@@ -152,7 +167,35 @@ class Preparer:
             arena_bytes=pictures.arena_bytes,
             decode_ms=pictures.decode_s * 1e3,
             preprocess_ms=(time.monotonic() - started) * 1e3,
+            branches=branches,
         )
+
+    def _branches(self, job: Job, encode: Callable[[list[Message]], PromptIds]) -> tuple[PromptIds, list[Branch]]:
+        """A job's questions as what the engine scores, and the longest of their prompts."""
+        last = job.messages[-1]
+        branches: list[Branch] = []
+        longest: PromptIds | None = None
+        for index, question in enumerate(job.questions):
+            asked = Message(last.role, [*last.content, TextPart(question.text)])
+            prompt = encode([*job.messages[:-1], asked])
+            if longest is not None and prompt.spans != longest.spans:
+                raise ServiceError(
+                    "the model's chat template puts the pictures elsewhere for another question",
+                    code="preprocess_failed",
+                    status=500,
+                )
+            spellings = [[self._prompts.encode_text(way) for way in option] for option in question.options]
+            branches += branches_of(index, prompt.ids, spellings, next(iter(self.profile.eos_ids), 0), len(branches))
+            if len(branches) > MAX_BRANCHES:
+                raise ClientError(
+                    f"the answers part at more than {MAX_BRANCHES} places; ask fewer questions or give fewer answers",
+                    code="too_many_answers",
+                    param="questions",
+                )
+            if longest is None or len(prompt.ids) > len(longest.ids):
+                longest = prompt
+        assert longest is not None
+        return longest, branches
 
     def _check_amount(self, job: Job) -> None:
         """Refuse what cannot fit before any of it is decoded."""

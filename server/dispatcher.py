@@ -14,7 +14,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +24,7 @@ from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import (
     Abort,
     Admitted,
+    Branch,
     ChildState,
     Delta,
     Deltas,
@@ -38,6 +39,7 @@ from preprocess.wire import (
     Lease,
     Message,
     Prepared,
+    Question,
     Refused,
     Rejected,
     Reset,
@@ -100,6 +102,7 @@ class Generation:
     def __init__(self, dispatcher: Dispatcher, call: _Call, prepared: Prepared) -> None:
         self.request_id = call.request_id
         self.images: list[ImageInfo] = prepared.images
+        self.branches: list[Branch] = prepared.branches
         self.num_prompt_tokens = prepared.request.num_prompt_tokens
         self.decode_ms = prepared.decode_ms
         self.preprocess_ms = prepared.preprocess_ms
@@ -221,8 +224,10 @@ class Dispatcher:
         session_id: str = "",
         priority: int = 0,
         arrival_s: float | None = None,
+        questions: Sequence[Question] = (),
     ) -> Generation:
-        """Prepare and admit one request of `n` choices. Returns once the engine has queued all of them.
+        """Prepare and admit one request of `n` choices, or of one for each branch of its questions. Returns once the
+        engine has queued all of them.
 
         Raises:
             ClientError: It cannot be served as sent, or the queues are full (429).
@@ -230,7 +235,7 @@ class Dispatcher:
         """
         self._refuse_if_draining()
         self._refuse_if_down()
-        call = self._accept(messages, options, n, session_id, priority, arrival_s)
+        call = self._accept(messages, options, n, session_id, priority, arrival_s, list(questions))
         try:
             prepared = await call.prepared
             self._admit(call, prepared)
@@ -284,6 +289,7 @@ class Dispatcher:
         session_id: str,
         priority: int,
         arrival_s: float | None,
+        questions: list[Question],
     ) -> _Call:
         images = [part for message in messages for part in message.content if isinstance(part, ImagePart)]
         num_bytes = sum(len(part.data) + len(part.data_url) for part in images)
@@ -306,6 +312,7 @@ class Dispatcher:
             arrival_s if arrival_s is not None else time.monotonic(),
             session_id,
             priority,
+            questions=questions,
         )
         call = _Call(request_id, job, n, len(images), num_bytes, asyncio.get_running_loop().create_future())
         self._calls[request_id] = call
@@ -391,21 +398,16 @@ class Dispatcher:
         except ServiceError:
             self._forget(call)
             raise
+        sequences = sequences_of(prepared, call.num_choices)
+        call.num_choices = len(sequences)
         call.generation = Generation(self, call, prepared)
         loop = asyncio.get_running_loop()
-        request = prepared.request
-        for choice in range(call.num_choices):
+        for choice, sequence in enumerate(sequences):
             engine_id = f"{call.request_id}.{choice}"
-            seed = (request.sampling.seed + choice) & SEED_MASK
             call.admissions[engine_id] = loop.create_future()
             call.unfinished[engine_id] = None
             self._by_engine_id[engine_id] = (call, choice)
-            self._send(
-                "engine",
-                msgspec.structs.replace(
-                    request, request_id=engine_id, sampling=msgspec.structs.replace(request.sampling, seed=seed)
-                ),
-            )
+            self._send("engine", msgspec.structs.replace(sequence, request_id=engine_id))
 
     def _on_admission(self, request_id: str, error: BeholderError | None) -> None:
         found = self._by_engine_id.get(request_id)
@@ -546,6 +548,19 @@ class Dispatcher:
 
     def _send(self, name: str, message: Job | EngineRequest | Abort | Reset) -> None:
         self._send_bytes(name, self._encoder.encode(message))
+
+
+def sequences_of(prepared: Prepared, n: int) -> list[EngineRequest]:
+    """What the engine is asked for a prepared request: one sequence a choice, or one a branch of its questions."""
+    request, sampling = prepared.request, prepared.request.sampling
+    replace = msgspec.structs.replace
+    if prepared.branches:
+        return [
+            replace(request, prompt_ids=branch.prompt_ids, sampling=replace(sampling, score_ids=branch.score_ids))
+            for branch in prepared.branches
+        ]
+    seeds = [(sampling.seed + choice) & SEED_MASK for choice in range(n)]
+    return [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds]
 
 
 def error_of(refusal: Refused | Rejected) -> BeholderError:

@@ -14,8 +14,10 @@ import msgspec
 
 from preprocess.errors import ClientError
 from preprocess.options import bounded
-from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, TextPart
+from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Question, TextPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
+from server.image_store import IMAGE_ID
+from server.presets import ask_preset, find_preset, with_preset
 from server.request_models import (
     CAPTION_FIELDS,
     HARMLESS,
@@ -27,6 +29,9 @@ from server.request_models import (
 )
 from server.sampling_rules import generation_options
 from server.settings import Settings
+from server.shape_models import SHAPE_FIELDS
+from server.shape_rules import shape_from_text
+from server.tool_rules import calls_of, tools_of
 
 DEFAULT_PROMPT: Final = "Describe the picture."
 MAX_CHOICES: Final = 16
@@ -45,6 +50,10 @@ class Call(msgspec.Struct, frozen=True):
     session_id: str = ""
     priority: int = 0
     as_text: bool = False
+    tool_names: frozenset[str] = frozenset()
+    """Functions that the model may call."""
+    questions: list[Question] = []
+    """Of a request for decisions: what is weighed instead of an answer being written."""
     image_fields: tuple[str, ...] = ()
     """Of a caption: the request field that each picture came in."""
 
@@ -72,13 +81,23 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true.")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    preset = None if request.preset is None else find_preset(request.preset, settings.presets)
+    if preset is not None:
+        request = with_preset(request, preset)
     options = generation_options(request, logprobs=logprobs, logit_bias=request.logit_bias)
+    tools, call_grammar, names = tools_of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if call_grammar is not None:
+        if options.grammar is not None:
+            raise invalid("tool_choice", "A call was required, and a shape for the answer too; expected one of them.")
+        options = msgspec.structs.replace(options, grammar=call_grammar)
+    options = msgspec.structs.replace(options, tools=tools)
     bounded("n", request.n, 1, MAX_CHOICES)
     stream_options = request.stream_options
     if stream_options is not None and not request.stream:
         raise invalid("stream_options", "`stream_options` needs `stream` to be true.")
+    messages = _messages(request.messages, settings)
     return Call(
-        messages=_messages(request.messages, settings),
+        messages=messages if preset is None else ask_preset(messages, preset),
         options=options,
         n=request.n or 1,
         stream=bool(request.stream),
@@ -86,6 +105,7 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
         return_token_ids=bool(request.return_token_ids),
         session_id=_session_id(request.session_id, session_header),
         priority=request.priority or 0,
+        tool_names=names,
     )
 
 
@@ -100,8 +120,17 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
             if value is not None and value != [] and value != "":
                 raise unsupported(f"{path}.{name}", f"`{path}.{name}` is not supported: leave it out.")
         role = "system" if message.role == "developer" else message.role
-        if isinstance(message.content, str):
-            turns.append(Message(role, [TextPart(message.content)]))
+        calls = calls_of(message.tool_calls or [], f"{path}.tool_calls")
+        if calls and role != "assistant":
+            raise invalid(f"{path}.tool_calls", f"`{path}.tool_calls` belongs to the assistant, not to the {role}.")
+        call_id = message.tool_call_id or ""
+        if (role == "tool") != bool(call_id):
+            raise invalid(f"{path}.tool_call_id", f"`{path}.tool_call_id`: a tool's message needs it, no other has it.")
+        if message.content is None or isinstance(message.content, str):
+            if message.content is None and not calls:
+                raise invalid(f"{path}.content", f"`{path}.content` is missing; expected text or parts.")
+            content: list[TextPart | ImagePart] = [] if message.content is None else [TextPart(message.content)]
+            turns.append(Message(role, content, calls, call_id))
             continue
         parts: list[TextPart | ImagePart] = []
         for j, part in enumerate(message.content):
@@ -110,9 +139,9 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
             else:
                 image_url = part.image_url
                 parts.append(_image(image_url.url, image_url.detail, f"{path}.content[{j}].image_url.url", bare=False))
-        if not parts:
+        if not parts and not calls:
             raise invalid(f"{path}.content", f"`{path}.content` is empty; expected text or parts.")
-        turns.append(Message(role, parts))
+        turns.append(Message(role, parts, calls, call_id))
     _check_num_images(sum(isinstance(part, ImagePart) for turn in turns for part in turn.content), "messages", settings)
     return turns
 
@@ -122,6 +151,8 @@ def _image(url: str, detail: Detail | None, path: str, *, bare: bool) -> ImagePa
     url = url.strip()
     if not url:
         raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
+    if IMAGE_ID.fullmatch(url):  # an upload: `ImageStore.resolve` puts it in its place
+        return ImagePart(data_url=url, detail=detail or "auto")
     scheme, separator, _ = url[:64].partition(":")
     if separator and scheme.lower() != "data":
         raise ClientError(
@@ -131,12 +162,12 @@ def _image(url: str, detail: Detail | None, path: str, *, bare: bool) -> ImagePa
             param=path,
         )
     if not separator and not bare:
-        raise invalid(path, f"`{path}` is no URL; expected a data URL (data:image/…;base64,…).")
+        raise invalid(path, f"`{path}` is no URL; expected a data URL (data:image/…;base64,…), or an id of /v1/images.")
     data_url = url if separator else f"data:application/octet-stream;base64,{url}"
     return ImagePart(data_url=data_url, detail=detail or "auto")
 
 
-def _check_image_size(num_bytes: int, path: str, settings: Settings) -> None:
+def check_image_size(num_bytes: int, path: str, settings: Settings) -> None:
     """Refuse a picture of too many encoded bytes, before anything is done with it."""
     limit = settings.max_image_mb
     if num_bytes > limit * (1 << 20):
@@ -184,6 +215,9 @@ def caption_call(
         session_header: `x-session-id`.
     """
     _check_model(fields.model, settings)
+    preset = None if fields.preset is None else find_preset(fields.preset, settings.presets)
+    if preset is not None:
+        fields = with_preset(fields, preset)
     detail = fields.detail or "auto"
     if fields.image is not None and fields.images is not None:
         raise invalid("images", "`image` and `images` were both given; expected one of them.")
@@ -193,7 +227,7 @@ def caption_call(
         path = name if name not in image_fields else f"{name}[{i}]"
         if not data:
             raise ClientError(f"`{path}` holds no picture: it is empty.", code="image_empty", param=path)
-        _check_image_size(len(data), path, settings)
+        check_image_size(len(data), path, settings)
         images.append(ImagePart(data=data, detail=detail))
         image_fields.append(path)
     if fields.image is not None:
@@ -210,7 +244,10 @@ def caption_call(
             param="image",
         )
     _check_num_images(len(images), "images", settings)
-    prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
+    if preset is not None:
+        prompt = preset.prompt_for(fields.prompt)
+    else:
+        prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*images, TextPart(prompt)])],
         options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),
@@ -243,6 +280,8 @@ def caption_from_text(pairs: list[tuple[str, str]]) -> CaptionRequest:
             values.setdefault(name, []).append(text)
         elif name in values:
             raise invalid(name, f"`{name}` was given twice.")
+        elif name in SHAPE_FIELDS:
+            values[name] = shape_from_text(name, text)
         else:
             values[name] = text
     try:

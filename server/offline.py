@@ -26,6 +26,7 @@ import msgspec
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import (
     Delta,
+    EngineRequest,
     GenerationOptions,
     ImageInfo,
     ImagePart,
@@ -40,8 +41,13 @@ from preprocess.wire import (
     TextPart,
     Usage,
 )
+from server.decision_models import Decision
+from server.decisions import OPTIONS as DECISION_OPTIONS
+from server.decisions import decisions_of, questions_of, weighed
+from server.dispatcher import sequences_of
 from server.faults import rejection
 from server.intake import DEFAULT_PROMPT, messages_of
+from server.presets import ask_preset, find_preset, load_presets, values_with_preset
 from server.sampling_rules import sampling_options
 from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings, SettingsError, nearest
 
@@ -72,8 +78,8 @@ class Caption(msgspec.Struct, frozen=True):
 class _Running:
     """One request in the engine, and the deltas that nobody has taken yet."""
 
-    def __init__(self, prepared: Prepared, started_s: float) -> None:
-        self.request_id = prepared.request_id
+    def __init__(self, request_id: str, prepared: Prepared, started_s: float) -> None:
+        self.request_id = request_id
         self.prepared = prepared
         self.started_s = started_s
         self.first_token_s: float | None = None
@@ -136,6 +142,7 @@ class Beholder:
         elif model is not None or options:
             raise SettingsError("Either `settings` or single options can be given, not both")
         self.settings = settings.resolve_model()
+        load_presets(self.settings.presets)  # a broken file is refused now
 
         from engine.core import Engine  # imports torch
         from engine.load import load_runner
@@ -175,20 +182,19 @@ class Beholder:
 
     # ---- what people call --------------------------------------------------------------------------------------------
 
-    def caption(
-        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
-    ) -> Caption:
+    def caption(self, picture: Picture | Sequence[Picture], prompt: str | None = None, **sampling: object) -> Caption:
         """Describe one picture, or several together.
 
         Args:
             picture: A file, encoded bytes or a Pillow image; a list of them is looked at together.
             prompt: What to ask.
-            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface.
+            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface;
+                `response_format` (a pydantic model too) and `structured_outputs`; `preset`.
 
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
+        return self._finish(self._submit(*self._asked(picture, prompt, sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -199,25 +205,76 @@ class Beholder:
             **sampling: As for `caption`.
         """
         turns = messages_of(_with_data_urls(messages, self._max_bytes), self.settings)
-        return self._finish(self._submit(turns, sampling_options(sampling)))
+        values = dict(sampling)
+        name = values.pop("preset", None)
+        if name is not None:
+            preset = find_preset(str(name), self.settings.presets)
+            turns, values = ask_preset(turns, preset), values_with_preset(values, preset)
+        return self._finish(self._submit(turns, sampling_options(values)))
+
+    def decide(
+        self,
+        picture: Picture | Sequence[Picture],
+        questions: Sequence[str | Mapping[str, object]],
+        *,
+        context: str = "",
+    ) -> list[Decision]:
+        """Answer typed questions with probabilities, without writing anything.
+
+        Args:
+            picture: As for `caption`.
+            questions: Yes/no questions as strings, or dictionaries as in `POST /v1/decisions`.
+            context: What the model is told before each question.
+        """
+        checked = questions_of(questions)
+        message = _question(picture, f"{context}\n" if context else "", self._max_bytes)[0]
+        content = message.content if context else message.content[:-1]
+        started_s = time.monotonic()
+        request_id = f"offline-{next(self._serial)}"
+        job = Job(
+            request_id,
+            [Message("user", content)],
+            DECISION_OPTIONS,
+            Lease(),
+            started_s,
+            questions=[weighed(question) for question in checked],
+        )
+        prepared = self._prepare(job)
+        running: list[_Running] = []
+        scores: dict[int, list[float]] = {}
+        try:
+            for index, sequence in enumerate(sequences_of(prepared, 1)):
+                wanted = msgspec.structs.replace(sequence, request_id=f"{request_id}.{index}")
+                running.append(self._start(prepared, wanted, started_s))
+            while any(item.last is None for item in running):
+                self._step()
+            for index, item in enumerate(running):
+                item.caption()  # raises what made it fail
+                for delta in item.deltas:
+                    for token in delta.logprobs:
+                        scores[index] = [logprob for _, _, logprob in token.top]
+        finally:
+            for item in running:
+                self._cancel(item)
+        return decisions_of(checked, prepared.branches, scores)
 
     def stream(
-        self, picture: Picture | Sequence[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+        self, picture: Picture | Sequence[Picture], prompt: str | None = None, **sampling: object
     ) -> Iterator[str]:
         """Like `caption`, but gives the text piece by piece. Closing the iterator stops the work.
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
+        return self._pieces(self._submit(*self._asked(picture, prompt, sampling)))
 
     def caption_all(
-        self, pictures: Iterable[Picture], prompt: str = DEFAULT_PROMPT, **sampling: object
+        self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
     ) -> Iterator[Caption | BeholderError]:
         """Describe many pictures, as many at once as the engine runs, and give the answers in order as they are ready.
 
         One picture that cannot be served does not stop the others: its place holds the error.
         """
-        options = _caption_options(sampling)
+        prompt, options = self._prompt_and_options(prompt, sampling)
         waiting = iter(pictures)
         running: deque[_Running | BeholderError] = deque()
         exhausted = False
@@ -243,23 +300,45 @@ class Beholder:
                 if isinstance(left, _Running):
                     self._cancel(left)
 
+    def _asked(
+        self, picture: Picture | Sequence[Picture], prompt: str | None, sampling: Mapping[str, object]
+    ) -> tuple[list[Message], GenerationOptions]:
+        prompt, options = self._prompt_and_options(prompt, sampling)
+        return _question(picture, prompt, self._max_bytes), options
+
+    def _prompt_and_options(self, prompt: str | None, sampling: Mapping[str, object]) -> tuple[str, GenerationOptions]:
+        """What a caption asks, with the preset that it names."""
+        values = dict(sampling)
+        name = values.pop("preset", None)
+        if name is None:
+            return DEFAULT_PROMPT if prompt is None else prompt, _caption_options(values)
+        preset = find_preset(str(name), self.settings.presets)
+        return preset.prompt_for(prompt), _caption_options(values_with_preset(values, preset))
+
     # ---- the stages --------------------------------------------------------------------------------------------------
 
     def _submit(self, messages: list[Message], options: GenerationOptions) -> _Running:
         started_s = time.monotonic()
         request_id = f"offline-{next(self._serial)}"
-        prepared = self._preparer.prepare(Job(request_id, messages, options, Lease(), started_s))
+        prepared = self._prepare(Job(request_id, messages, options, Lease(), started_s))
+        return self._start(prepared, prepared.request, started_s)
+
+    def _prepare(self, job: Job) -> Prepared:
+        prepared = self._preparer.prepare(job)
         if isinstance(prepared, Refused):
             family = ClientError if prepared.status < 500 else ServiceError
             raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
-        running = _Running(prepared, started_s)
+        return prepared
+
+    def _start(self, prepared: Prepared, request: EngineRequest, started_s: float) -> _Running:
+        running = _Running(request.request_id, prepared, started_s)
         with self._lock:
             if self._closed:
                 raise ServiceError("This Beholder was closed; make another one.", code="closed")
-            admission = self._engine.submit(prepared.request, _pixels)
+            admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
-            self._running[request_id] = running
+            self._running[request.request_id] = running
         return running
 
     def _step(self) -> None:

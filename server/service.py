@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from preprocess.wire import ChildState, Delta, EngineStats, GenerationOptions, ImageInfo, Message
+from preprocess.wire import (
+    Branch,
+    ChildState,
+    Delta,
+    EngineStats,
+    GenerationOptions,
+    ImageInfo,
+    Message,
+    Question,
+)
 
 
 class Generation(Protocol):
@@ -17,6 +26,10 @@ class Generation(Protocol):
     @property
     def images(self) -> Sequence[ImageInfo]:
         """The request's pictures, in order."""
+
+    @property
+    def branches(self) -> Sequence[Branch]:
+        """Of a request with questions: what each of its choices scores."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -79,8 +92,10 @@ class Service(Protocol):
         session_id: str = "",
         priority: int = 0,
         arrival_s: float | None = None,
+        questions: Sequence[Question] = (),
     ) -> Generation:
-        """Prepare a chat and queue it with the engine; returns once it is admitted.
+        """Prepare a chat and queue it with the engine; returns once it is admitted. With `questions`, the generation
+        has one choice for each of its `branches`, of one token.
 
         Cancelling the call ends the work for it. `arrival_s`: `time.monotonic()` when the request reached the server.
 

@@ -55,6 +55,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option("Names that requests may use for the model; the first is the one answers carry. Empty: from the model."),
     ] = ()
 
+    presets: Annotated[
+        str, Option("Folder with presets of your own (*.json), beside those that come with the server.")
+    ] = ""
+
     # -- network
     host: Annotated[str, Option("Address to listen on. 0.0.0.0 and :: listen on every interface.")] = "127.0.0.1"
     port: Annotated[int, Option("TCP port to listen on; 0 takes a free one.", low=0, high=65535)] = 8000
@@ -102,6 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         32_768
     )
     max_images: Annotated[int, Option("Most pictures in one request.", low=1, high=4096)] = 16
+    image_store_mb: Annotated[
+        float, Option("Memory for pictures uploaded to /v1/images; 0: none.", unit="MiB", low=0, high=65_536)
+    ] = 256
+    image_ttl_s: Annotated[
+        float, Option("How long an uploaded picture stays without being used.", unit="s", low=1, high=2_592_000)
+    ] = 3600
     preprocess_deadline_s: Annotated[
         float, Option("Longest time that preparing one request may take.", unit="s", low=0.1, high=3600)
     ] = 20
@@ -259,7 +269,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def resolve_model(self) -> Settings:
-        """The same settings with `model` a folder that exists and `served_model_name` filled.
+        """The same settings with `model` a folder that exists, `served_model_name` filled and `presets` absolute.
 
         A hub name is downloaded (weights as safetensors, tokenizer, configuration; never code or pickles).
 
@@ -271,7 +281,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             folder = model_folder(self.model)
         except ModelSourceError as error:
             raise SettingsError(f"--model: {error}") from None
-        return msgspec.structs.replace(self, model=str(folder), served_model_name=names)
+        presets = str(Path(self.presets).absolute()) if self.presets else ""  # children may stand elsewhere
+        return msgspec.structs.replace(self, model=str(folder), served_model_name=names, presets=presets)
 
 
 def flag_name(name: str) -> str:
@@ -317,6 +328,7 @@ OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(_fields())
 # What one process without a server has a use for: the options of `beholder caption` and of the Python API.
 OFFLINE_OPTIONS: Final = (
     "model",
+    "presets",
     "max_image_mb",
     "max_image_pixels",
     "max_image_side",

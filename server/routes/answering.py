@@ -135,19 +135,23 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
         ClientGone: The client left meanwhile; the work for it has been ended.
     """
     await asyncio.sleep(0)  # decoding a large body held the loop: let others have a turn
+    asked = {"questions": call.questions} if call.questions else {}
     submit = context.service.submit(
-        call.messages,
+        context.images.resolve(call.messages),
         call.options,
         n=call.n,
         session_id=call.session_id,
         priority=call.priority,
         arrival_s=arrival.monotonic_s,
+        **asked,
     )
     async with arrival.time_limit():
         generation = await while_connected(request.receive, submit)
     call.messages.clear()  # its encoded pictures need not live as long as the answer takes
     context.metrics.admitted(generation)
-    return Answer(context, arrival, generation, [Choice(0.0) for _ in range(call.n)], images=list(generation.images))
+    num_choices = len(generation.branches) if call.questions else call.n
+    choices = [Choice(0.0) for _ in range(num_choices)]
+    return Answer(context, arrival, generation, choices, images=list(generation.images))
 
 
 class Stream(Response):
