@@ -6,7 +6,7 @@ PORT   ?=
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: serve test soak check format bench clean
+.PHONY: serve test soak schemas check format bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -14,6 +14,7 @@ help:
 	@echo "make serve   install what is missing, serve the bundled model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS=)"
 	@echo "make test    install what is missing, run all tests"
 	@echo "make soak    50 live sessions for 5 minutes: nothing may grow (ARGS=)"
+	@echo "make schemas a thousand random schemas against a random model"
 	@echo "make check   ruff, format, mypy --strict"
 	@echo "make bench   measure this machine against plain transformers"
 
@@ -36,6 +37,9 @@ test: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py $(ARGS)
+
+schemas: $(VENV)/.dev
+	SCHEMAS=1000 $(BIN)/python -m pytest tests/test_random_schemas.py -s $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

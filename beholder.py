@@ -2,6 +2,7 @@
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import ClipInfo, ImageInfo, Usage
+from server.decision_models import Decision
 from server.offline import Beholder, Caption, Clip
 from server.settings import SettingsError
 from server.subtitles import Cue, srt, webvtt
@@ -14,6 +15,7 @@ __all__ = [
     "Clip",
     "ClipInfo",
     "Cue",
+    "Decision",
     "ImageInfo",
     "ServiceError",
     "SettingsError",

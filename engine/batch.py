@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from preprocess.wire import SamplingParams, TokenLogprobs
 
@@ -28,13 +30,22 @@ class VisionRows:
     embeddings: torch.Tensor
 
 
+class TokenMask(Protocol):
+    """Which ids a grammar lets come next in one row; it is being computed while the model runs."""
+
+    def words(self) -> NDArray[np.int32]:
+        """(words,): id 32 w + b is allowed when bit b of word w is set; ids beyond are not. Waits until it is known."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """Asks for a token after the row's last position.
 
     `output_index` is the index of the token to be sampled (0 for the first): with the seed it determines the noise.
     `prompt_ids` and `output_ids` are ids inside the vocabulary only, and are read only where a penalty is on.
-    `banned_ids` may not be sampled now (stop ids while fewer than `min_tokens` are out).
+    `banned_ids` may not be sampled now (stop ids while fewer than `min_tokens` are out). `allowed` holds for rows that
+    follow a grammar: nothing else may be sampled.
     """
 
     params: SamplingParams
@@ -42,6 +53,7 @@ class RowSampling:
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     banned_ids: Sequence[int] = ()
+    allowed: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final
 from engine.batch import Runner, SampledToken
 from engine.config import EngineConfig
 from engine.execution import Execution
+from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
 from engine.outputs import Outputs
@@ -30,6 +31,9 @@ from preprocess.wire import Admitted, EngineRequest, EngineStats, FinishReason, 
 
 MAX_EMPTY_STEPS: Final = 16
 """After so many steps that had work and computed nothing, the request at the head fails."""
+
+COMPILE_POLL_S: Final = 0.002
+"""How long a step that has nothing to compute waits for a grammar."""
 
 logger = logging.getLogger("beholder.engine")
 
@@ -60,7 +64,8 @@ class Engine:
         self.intake = Intake(
             Limits(max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
-        self._execution = Execution(runner, self.kv.pool, self.vision, clock)
+        self.grammars = Grammars(config.model, runner.vocab_size)
+        self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._flagged: dict[int, Sequence] = {}
@@ -85,6 +90,8 @@ class Engine:
         except BeholderError as error:
             return _rejected(request.request_id, error)
         self._next_serial += 1
+        if request.sampling.grammar:
+            sequence.grammar = self.grammars.begin(request.sampling.grammar)
         self._sequences[request.request_id] = sequence
         self._prompt_tokens += sequence.num_prompt_tokens
         self.waiting.push(sequence)
@@ -125,6 +132,9 @@ class Engine:
         if plan.chunks:
             self._num_steps += 1
             self._compute(plan)
+        elif compiling := [other.grammar for other in self.waiting if other.grammar and not other.is_ready]:
+            self.grammars.wait(compiling, COMPILE_POLL_S)
+            self._num_empty_steps = 0
         self._watch(plan)
         if self.config.check:
             self.check()
@@ -154,6 +164,8 @@ class Engine:
         """
         running, waiting = self.scheduler.running, list(self.waiting)
         live = [*running, *waiting]
+        shaped = [sequence for sequence in live if sequence.grammar is not None]
+        assert all(other.grammar.token_ids == other.output_ids for other in shaped if other.grammar is not None)
         assert {id(sequence) for sequence in live} == {id(sequence) for sequence in self._sequences.values()}
         assert len(live) == len(self._sequences), "a sequence that both waits and runs"
         assert all(sequence.state is State.RUNNING and sequence.hold is not None for sequence in running)
@@ -220,13 +232,23 @@ class Engine:
     def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> None:
         """The sequence's next output, and its end if this is the last."""
         params = sequence.request.sampling
+        grammar = sequence.grammar
+        if grammar is not None and not grammar.accept(token.token_id):
+            assert grammar.failure is not None
+            self._fail(sequence, grammar.failure, keep=True)
+            return
         if not sequence.output_ids:
             sequence.clock.first_token_s = now_s
-        is_stop = token.token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
+        by_id = token.token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
+        if grammar is not None and grammar.is_finished:  # whatever `ignore_eos` and `min_tokens` say
+            by_id = by_id or token.token_id in self.grammars.vocabulary.end_ids
+            is_stop = True
+        else:
+            is_stop = by_id
         sequence.output_ids.append(token.token_id)
         self._generated_tokens += 1
         if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
-            self._outputs.last_token(sequence, token, "stop" if is_stop else "length", now_s)
+            self._outputs.last_token(sequence, token, "stop" if is_stop else "length", now_s, by_id=by_id)
             self._release(sequence, keep=True)
         else:
             self._outputs.token(sequence, token)

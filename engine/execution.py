@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from engine.batch import Row, Runner, SampledToken
+from engine.batch import Row, Runner, SampledToken, TokenMask
+from engine.grammar import Grammars, Wanted
 from engine.kv.pool import SlotPool
 from engine.scheduler import Chunk, Encoding, Plan
 from engine.vision_cache import VisionCache
@@ -19,8 +20,11 @@ logger = logging.getLogger("beholder.engine")
 class Execution:
     """The runner, seen from the engine."""
 
-    def __init__(self, runner: Runner, pool: SlotPool, vision: VisionCache, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runner: Runner, pool: SlotPool, vision: VisionCache, grammars: Grammars, clock: Callable[[], float]
+    ) -> None:
         self._runner = runner
+        self._grammars = grammars
         self._pool = pool
         self._vision = vision
         self._clock = clock
@@ -49,7 +53,8 @@ class Execution:
         """One forward; a token for each chunk that samples, in order. None when it failed."""
         self._pool.batch_started()
         try:
-            sampled = self._runner.step([self._row(chunk) for chunk in chunks])
+            masks = self._masks(chunks)
+            sampled = self._runner.step([self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks])
             expected = sum(chunk.samples for chunk in chunks)
             if len(sampled) != expected:
                 raise RuntimeError(f"the runner returned {len(sampled)} tokens for {expected} rows that sample")
@@ -71,10 +76,24 @@ class Execution:
                 raise RuntimeError(f"a picture of {entry.num_tokens} tokens was encoded as {embeddings.shape[0]}")
             entry.embeddings = embeddings
 
-    def _row(self, chunk: Chunk) -> Row:
+    def _masks(self, chunks: list[Chunk]) -> dict[int, TokenMask]:
+        """Have masks computed for the chunks that sample under a grammar, while the model runs. By serial."""
+        shaped = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.grammar is not None]
+        if not shaped:
+            return {}
+        wanted = []
+        for sequence in shaped:
+            params = sequence.request.sampling
+            is_early = len(sequence.output_ids) < params.min_tokens
+            assert sequence.grammar is not None
+            wanted.append(Wanted(sequence.grammar, params.stop_token_ids, is_early))
+        masks = self._grammars.masks(wanted)
+        return {sequence.serial: mask for sequence, mask in zip(shaped, masks, strict=True)}
+
+    def _row(self, chunk: Chunk, allowed: TokenMask | None) -> Row:
         sequence, start = chunk.sequence, chunk.start
         assert sequence.hold is not None
-        sampling = sequence.sampling() if chunk.samples else None
+        sampling = sequence.sampling(allowed) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
         if first >= 0:
             return Row(sequence.hold.row, start, sequence.output_ids[first : first + chunk.count], sampling)

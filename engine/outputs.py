@@ -27,9 +27,11 @@ class Outputs:
         """The sequence's newest output."""
         self._events.append(_token_event(sequence, sampled))
 
-    def last_token(self, sequence: Sequence, sampled: SampledToken, reason: FinishReason, now_s: float) -> None:
-        """The sequence's newest output, with which it ends."""
-        stop_token_id = sampled.token_id if reason == "stop" else None
+    def last_token(
+        self, sequence: Sequence, sampled: SampledToken, reason: FinishReason, now_s: float, *, by_id: bool
+    ) -> None:
+        """The sequence's newest output, with which it ends. `by_id`: it is a stop id, and no part of the text."""
+        stop_token_id = sampled.token_id if by_id else None
         self._events.append(_token_event(sequence, sampled, reason, stop_token_id, usage(sequence, now_s)))
 
     def end(self, sequence: Sequence, reason: FinishReason, now_s: float, error: Rejected | None = None) -> None:

@@ -53,7 +53,9 @@ def main() -> None:
         child.fail(error.message)
     except Exception as error:
         child.fail_unforeseen(error)
-    loop = EngineLoop(Engine(config, runner), child, inbox)
+    engine = Engine(config, runner)
+    engine.grammars.warm_up()
+    loop = EngineLoop(engine, child, inbox)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
     child.ready(

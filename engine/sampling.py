@@ -5,7 +5,7 @@ For one row, in this order (transformers' and OpenAI's):
 1. what is no number counts as the lowest logit, infinities as very large ones;
 2. repetition penalty over prompt and output (positive logits divided, negative multiplied, once an id);
 3. minus frequency penalty × count in the output, minus presence penalty if in the output at all;
-4. plus logit bias; banned ids to -inf;
+4. plus logit bias; banned ids, and what the row's grammar does not allow, to -inf;
 5. temperature 0: the largest logit. Otherwise divided by the temperature, then
    * top-k: ids whose logit is at least the k-th largest;
    * top-p: of what is left, renormalised, the fewest most likely ids that together reach p. An id is kept while the ids
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from engine.batch import RowSampling, SampledToken
@@ -52,10 +53,13 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
     raw = logits.nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST).clamp_(-LARGEST, LARGEST)
     scores = raw
     changed = [index for index, row in enumerate(rows) if _is_changed(row)]
-    if changed:
+    masked = [index for index, row in enumerate(rows) if row.allowed is not None]
+    if changed or masked:
         scores = raw.clone()
         for index in changed:
             _change(scores[index], rows[index])
+        if masked:
+            _mask(scores, rows, masked)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature >= COLDEST]
     if len(drawn) < len(rows):
         tokens = scores.max(-1).indices  # several times as fast as argmax
@@ -65,9 +69,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
         tokens = _draw(scores, rows)
     token_ids: list[int] = tokens.tolist()
     return [
-        SampledToken(
-            token_id, None if row.params.logprobs is None else _logprobs(raw[index], token_id, row.params.logprobs)
-        )
+        SampledToken(token_id, None if row.params.logprobs is None else _logprobs(raw[index], token_id, row.params))
         for index, (token_id, row) in enumerate(zip(token_ids, rows, strict=True))
     ]
 
@@ -100,6 +102,25 @@ def _change(scores: torch.Tensor, row: RowSampling) -> None:
     banned = [token_id for token_id in row.banned_ids if token_id < len(scores)]  # a folder may name ends it cannot say
     if banned:
         scores[torch.tensor(banned, device=scores.device)] = -torch.inf
+
+
+def _mask(scores: torch.Tensor, rows: Sequence[RowSampling], masked: Sequence[int]) -> None:
+    """What grammars do not allow, to -inf in scores (rows, vocab), in place and for all `masked` rows at once."""
+    words = np.stack([allowed.words() for index in masked if (allowed := rows[index].allowed) is not None])
+    vocab = scores.shape[1]
+    if scores.device.type == "cpu":  # numpy unpacks bits several times as fast as torch's integers do
+        bits = torch.from_numpy(np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little"))
+    else:
+        packed = torch.from_numpy(words).to(scores.device, non_blocking=True)
+        shifts = torch.arange(32, dtype=torch.int32, device=scores.device)
+        bits = (packed.unsqueeze(2) >> shifts).bitwise_and_(1).flatten(1)[:, :vocab]  # (masked, at most vocab)
+        bits = torch.nn.functional.pad(bits, (0, vocab - bits.shape[1]))
+    forbidden = bits == 0  # (masked, vocab)
+    if len(masked) == len(scores):
+        scores.masked_fill_(forbidden, -torch.inf)
+    else:
+        for index, row in zip(masked, forbidden, strict=True):
+            scores[index].masked_fill_(row, -torch.inf)
 
 
 def _draw(scores: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
@@ -149,7 +170,7 @@ def _draw_filtered(scaled: torch.Tensor, rows: Sequence[RowSampling], candidates
     noisy = gumbel_noise(_counters(rows), ids).add_(best).masked_fill_(best < lowest, -torch.inf)
     tokens = ids.gather(1, noisy.max(-1, keepdim=True).indices).squeeze(1)
     if num < vocab:
-        unsure = (best[:, -1:] >= lowest).flatten().nonzero().flatten()
+        unsure = ((best[:, -1:] >= lowest) & (best[:, -1:] > -torch.inf)).flatten().nonzero().flatten()
         if len(unsure):
             again = [rows[index] for index in unsure.tolist()]
             tokens[unsure] = _draw_filtered(scaled[unsure], again, 16 * candidates)
@@ -199,11 +220,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _logprobs(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
-    """The sampled token's log probability and the `count` best ones, from one row's logits (vocab,)."""
+def _logprobs(raw: torch.Tensor, token_id: int, params: SamplingParams) -> TokenLogprobs:
+    """The sampled token's log probability, and the `logprobs` best ones or those of `score_ids`, from one row's logits
+    (vocab,).
+    """
     logprobs = raw.log_softmax(-1)
     top: list[tuple[int, float]] = []
-    if count:
+    count = params.logprobs or 0
+    if params.score_ids:
+        values = logprobs[torch.tensor(params.score_ids, device=raw.device)]
+        top = list(zip(params.score_ids, values.tolist(), strict=True))
+    elif count:
         values, ids = logprobs.topk(min(count, len(logprobs)))
         top = list(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(float(logprobs[token_id]), top)

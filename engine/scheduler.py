@@ -166,7 +166,7 @@ class Scheduler:
         for sequence in self.waiting.candidates(self._cached_length):
             if not plan.budget or len(self.running) >= self.max_running:
                 return
-            if self._is_being_computed(sequence):
+            if not sequence.is_ready or self._is_being_computed(sequence):
                 continue
             if not self._enter(sequence, now_s):
                 return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.batch import RowSampling, VisionRows
+from engine.batch import RowSampling, TokenMask, VisionRows
+from engine.grammar import GrammarState
 from engine.kv.cache import KVHold
 from engine.kv.radix import IdArray
 from preprocess.wire import EngineRequest, Pixels
@@ -120,6 +121,7 @@ class Sequence:
     num_overtaken: int = 0
     cached_length: int = 0
     cached_version: int = -1
+    grammar: GrammarState | None = None
     _penalty_prompt: tuple[int, ...] | None = None
 
     @property
@@ -160,13 +162,18 @@ class Sequence:
             ids.extend(self.output_ids[max(start - length, 0) : stop - length])
         return ids
 
-    def sampling(self) -> RowSampling:
-        """What the runner needs to draw the next token."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be admitted: its grammar is compiled."""
+        return self.grammar is None or self.grammar.is_ready
+
+    def sampling(self, allowed: TokenMask | None = None) -> RowSampling:
+        """What the runner needs to draw the next token. `allowed`: what the grammar lets come next."""
         params = self.request.sampling
         index = len(self.output_ids)
-        banned = params.stop_token_ids if index < params.min_tokens else ()
+        banned = params.stop_token_ids if index < params.min_tokens and allowed is None else ()
         if params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
-            return RowSampling(params, index, (), (), banned)
+            return RowSampling(params, index, (), (), banned, allowed)
         if self._penalty_prompt is None:
             self._penalty_prompt = tuple(self.prompt_ids[self.prompt_ids == self.prompt_keys].tolist())
-        return RowSampling(params, index, self._penalty_prompt, tuple(self.output_ids), banned)
+        return RowSampling(params, index, self._penalty_prompt, tuple(self.output_ids), banned, allowed)

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from preprocess.errors import ClientError, ServiceError
 
 Part = dict[str, str]
-Turn = dict[str, str | list[Part]]
+Turn = dict[str, Any]
 
 
 class _TemplateRefusal(jinja2.TemplateError):
@@ -27,6 +27,7 @@ class ChatTemplate:
 
     Attributes:
         takes_parts: Whether it walks over the parts of a turn; else `content` must be one string.
+        knows_tools: Whether it tells the model of tools.
         literals: Every string constant in it: what it may look for in the text of a turn.
     """
 
@@ -45,14 +46,15 @@ class ChatTemplate:
                 "the model folder's chat template cannot be read as jinja", code="bad_model_folder"
             ) from error
         self._named_tokens = dict(named_tokens)
+        self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
         self.literals = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
         self.takes_parts = "type" in self.literals or any(node.attr == "type" for node in tree.find_all(nodes.Getattr))
 
-    def render(self, turns: Sequence[Turn]) -> str:
+    def render(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """The prompt's text, ready for the answer. Raises `ClientError` where the template refuses the turns."""
         try:
             return self._template.render(
-                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._named_tokens
+                messages=turns, tools=tools or None, documents=None, add_generation_prompt=True, **self._named_tokens
             )
         except _TemplateRefusal as error:
             raise ClientError(

@@ -12,27 +12,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from preprocess.arena import Arena
 from preprocess.change import change, thumbnail
 from preprocess.config import PreprocessConfig
-from preprocess.errors import BeholderError, ClientError
+from preprocess.decisions import MAX_BRANCHES, branches_of
+from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.families import Family, load_family
+from preprocess.grammar import CompiledGrammar, GrammarCompiler
 from preprocess.image import encoded_bytes
 from preprocess.media import Item, Media, aligned
 from preprocess.model_folder import ModelFolder
 from preprocess.options import Defaults, check_options, resolve
-from preprocess.text import PromptEncoder
+from preprocess.text import PromptEncoder, PromptIds
 from preprocess.wire import (
+    Branch,
     EngineRequest,
     ImagePart,
     Job,
     Look,
     Looked,
     MediaItem,
+    Message,
     Prepared,
     Refused,
     TextOptions,
@@ -90,6 +95,7 @@ class Preparer:
         self._arena = arena
         self._family: Family = load_family(folder)
         self._prompts = PromptEncoder(folder, self._family)
+        self._grammars = GrammarCompiler(after_text=self._prompts.answers_follow_text)
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
@@ -114,18 +120,29 @@ class Preparer:
         started = time.monotonic()
         check_options(job.options)
         self._check_amount(job)
+        wanted = job.options.grammar
+        grammar = CompiledGrammar("", False) if wanted is None else self._grammars.compile(wanted)
         media = Media(self._arena, job.lease, self._family, self._identity, self._config)
+        asked: list[tuple[list[str], list[Item]]]
+        segments: list[tuple[float, float]] = []
         if job.segmenting is None:
             for param, part in _media_parts(job):
                 with _at(param):
                     media.add(part)
-            requests, segments = [self._request(job, media.placeholders, media.items)], []
+            asked = [(media.placeholders, media.items)]
         else:
             param, part = self._only_clip(job)
             with _at(param):
                 parts = media.add_segments(part, job.segmenting.seconds)
-            requests = [self._request(job, [part.placeholder], part.items) for part in parts]
+            asked = [([part.placeholder], part.items) for part in parts]
             segments = [(float(part.start_s), float(part.end_s)) for part in parts]
+        tools = json.loads(job.options.tools) if job.options.tools else []
+        requests: list[EngineRequest] = []
+        branches: list[Branch] = []
+        for placeholders, items in asked:
+            encode = self._encoder(placeholders, items, tools)
+            prompt, branches = self._branches(job, encode) if job.questions else (encode(job.messages), [])
+            requests.append(self._request(job, prompt, items, grammar))
         return Prepared(
             request_id=job.request_id,
             request=requests[0],
@@ -136,27 +153,62 @@ class Preparer:
             clips=media.clips,
             further=requests[1:],
             segments=segments,
+            branches=branches,
         )
 
-    def _request(self, job: Job, placeholders: Sequence[str], items: Sequence[Item]) -> EngineRequest:
-        """One sequence: the job's messages around these media."""
-        prompt = self._prompts.encode(job.messages, placeholders, [item.layout.num_tokens for item in items])
+    def _encoder(
+        self, placeholders: Sequence[str], items: Sequence[Item], tools: Sequence[Any]
+    ) -> Callable[[list[Message]], PromptIds]:
+        """Encodes messages with these media in their places."""
+        num_tokens = [item.layout.num_tokens for item in items]
+        return lambda messages: self._prompts.encode(messages, placeholders, num_tokens, tools)
+
+    def _request(self, job: Job, prompt: PromptIds, items: Sequence[Item], grammar: CompiledGrammar) -> EngineRequest:
+        """One sequence."""
+        sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
         return EngineRequest(
             request_id=job.request_id,
             prompt_ids=np.asarray(prompt.ids, dtype="<i8").tobytes(),
             media=[MediaItem(item.digest, item.pixels, spans) for item, spans in zip(items, prompt.spans, strict=True)],
-            sampling=resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context),
+            sampling=msgspec.structs.replace(sampling, grammar=grammar.text),
             text=TextOptions(
                 stop=job.options.stop,
                 include_stop_str_in_output=job.options.include_stop_str_in_output,
                 skip_special_tokens=job.options.skip_special_tokens,
-                strip_leading_space=job.options.strip_leading_space,
+                strip_leading_space=job.options.strip_leading_space or grammar.leading_space,
                 min_tokens=job.options.min_tokens,
             ),
             arrival_s=job.arrival_s,
             session_id=job.session_id,
             priority=job.priority,
         )
+
+    def _branches(self, job: Job, encode: Callable[[list[Message]], PromptIds]) -> tuple[PromptIds, list[Branch]]:
+        """A job's questions as what the engine scores, and the longest of their prompts."""
+        last = job.messages[-1]
+        branches: list[Branch] = []
+        longest: PromptIds | None = None
+        for index, question in enumerate(job.questions):
+            asked = Message(last.role, [*last.content, TextPart(question.text)])
+            prompt = encode([*job.messages[:-1], asked])
+            if longest is not None and prompt.spans != longest.spans:
+                raise ServiceError(
+                    "the model's chat template puts the pictures elsewhere for another question",
+                    code="preprocess_failed",
+                    status=500,
+                )
+            spellings = [[self._prompts.encode_text(way) for way in option] for option in question.options]
+            branches += branches_of(index, prompt.ids, spellings, next(iter(self.profile.eos_ids), 0), len(branches))
+            if len(branches) > MAX_BRANCHES:
+                raise ClientError(
+                    f"the answers part at more than {MAX_BRANCHES} places; ask fewer questions or give fewer answers",
+                    code="too_many_answers",
+                    param="questions",
+                )
+            if longest is None or len(prompt.ids) > len(longest.ids):
+                longest = prompt
+        assert longest is not None
+        return longest, branches
 
     def _check_amount(self, job: Job) -> None:
         """Refuse what cannot fit before any of it is decoded."""

@@ -8,23 +8,24 @@ picture's. The pieces between those are encoded with special tokens switched off
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
 from preprocess.chat_template import ChatTemplate, Part, Turn
-from preprocess.errors import ClientError, ServiceError
+from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.families import Family
 from preprocess.model_folder import ModelFolder, bad_folder
-from preprocess.wire import ImagePart, Message, TextPart, VideoPart
+from preprocess.wire import ImagePart, Message, TextPart, ToolCall, VideoPart
 
 Span = tuple[int, int]
 
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _LAST_PRIVATE: Final = 0x10FFFD
 """Stand-ins are taken downwards from here, skipping what the client used itself."""
 
@@ -80,28 +81,63 @@ class PromptEncoder:
         """No fewer tokens than this can come out: a cheap bound, to refuse a flood of text before working on it."""
         return sum(len(text) for text in _texts(messages)) // self._longest_token
 
-    def encode(self, messages: Sequence[Message], placeholders: Sequence[str], num_tokens: Sequence[int]) -> PromptIds:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        placeholders: Sequence[str],
+        num_tokens: Sequence[int],
+        tools: Sequence[Any] = (),
+    ) -> PromptIds:
         """Token ids of a chat.
 
         Args:
             messages: The turns.
             placeholders: For each picture and clip in order, the text that stands for it (`Family.placeholder`).
             num_tokens: For each picture and each frame of a clip, how many placeholder ids that gives.
+            tools: What the model may call, as the template takes it.
 
         Raises:
             ClientError: The turns make no chat.
         """
-        free = _free_characters(messages)
+        self._check_tools(messages, tools)
+        free = _free_characters(messages, tools)
         stand_ins = dict(zip(self._edges, free, strict=False))
         clip = next(free)
-        rendered = self._template.render(self._turns(messages, stand_ins, clip))
+        told = [_translated(tool, str.maketrans(stand_ins)) for tool in tools]
+        rendered = self._template.render(self._turns(messages, stand_ins, clip), told)
         prompt = self._place_media(rendered, messages, clip, placeholders)
         ids = list(self._encode_prompt(prompt, {ord(private): edge for edge, private in stand_ins.items()}))
         if self._bos is None or not prompt.startswith(self._bos):
             ids = [*self._prefix, *ids, *self._suffix]
         return PromptIds(ids, _spans(ids, self._image_id, num_tokens))
 
+    @property
+    def answers_follow_text(self) -> bool:
+        """Whether the template ends with text, such as ``Assistant:``, and not with a line break or a control token."""
+        try:
+            last = self.encode([Message("user", [TextPart("?")])], [], []).ids[-1]
+        except BeholderError:  # a template that wants more than one question says nothing
+            return False
+        text: str = self._tokenizer.decode([last], skip_special_tokens=True)
+        return bool(text) and not text[-1].isspace()
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of plain text alone."""
+        return self._encode_piece(_valid_unicode(text))
+
     # ---- before rendering: the client's text is made harmless -----------------------------------------------------
+
+    def _check_tools(self, messages: Sequence[Message], tools: Sequence[Any]) -> None:
+        """Refuse tools, calls and their results where the template would leave them out."""
+        if self._template.knows_tools:
+            return
+        place = next((i for i, message in enumerate(messages) if message.role == "tool" or message.tool_calls), None)
+        if tools or place is not None:
+            raise ClientError(
+                "`tools` are not supported by this model: its chat template knows none.",
+                code="unsupported_parameter",
+                param="tools" if tools else f"messages[{place}]",
+            )
 
     def _turns(self, messages: Sequence[Message], stand_ins: dict[str, str], clip: str) -> list[Turn]:
         """What the template gets.
@@ -124,17 +160,31 @@ class PromptEncoder:
                     code="unknown_role",
                     param=f"messages[{index}].role",
                 )
-            if not message.content:
+            if not message.content and not message.tool_calls:
                 raise ClientError(
                     "the message has no content; send text or a picture",
                     code="messages_empty",
                     param=f"messages[{index}].content",
                 )
             parts = [self._part(part, table, clip) for part in message.content]
-            if self._template.takes_parts:
-                turns.append({"role": role, "content": parts})
-            else:
-                turns.append({"role": role, "content": "".join(part.get("text", self._image) for part in parts)})
+            turn: Turn = {"role": role, "content": parts}
+            if not self._template.takes_parts:
+                turn["content"] = "".join(part.get("text", self._image) for part in parts)
+            if message.tool_calls:
+                turn["tool_calls"] = [
+                    {
+                        "id": call.id.translate(table),
+                        "type": "function",
+                        "function": {
+                            "name": call.name.translate(table),
+                            "arguments": _translated(_arguments(call), table),
+                        },
+                    }
+                    for call in message.tool_calls
+                ]
+            if message.role == "tool":
+                turn["tool_call_id"] = message.tool_call_id.translate(table)
+            turns.append(turn)
         return turns
 
     def _part(self, part: TextPart | ImagePart | VideoPart, table: dict[int, str], clip: str) -> Part:
@@ -245,12 +295,40 @@ def _texts(messages: Sequence[Message]) -> Iterator[str]:
                 yield part.text
 
 
-def _free_characters(messages: Sequence[Message]) -> Iterator[str]:
+def _free_characters(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[str]:
     """Private characters that occur nowhere in the client's text."""
     used: set[str] = set()
     for text in _texts(messages):
         used.update(text)
+    for text in _strings([*tools, *(_arguments(call) for message in messages for call in message.tool_calls)]):
+        used.update(text)
     return (chr(_LAST_PRIVATE - step) for step in count() if chr(_LAST_PRIVATE - step) not in used)
+
+
+def _arguments(call: ToolCall) -> Any:
+    return json.loads(call.arguments)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _translated(value: Any, table: dict[int, str]) -> Any:
+    """A JSON value with characters replaced in every string."""
+    if isinstance(value, str):
+        return _valid_unicode(value).translate(table)
+    if isinstance(value, dict):
+        return {_valid_unicode(key).translate(table): _translated(item, table) for key, item in value.items()}
+    return [_translated(item, table) for item in value] if isinstance(value, list) else value
 
 
 def _alternate(pieces: Sequence[str]) -> Iterator[tuple[bool, str]]:

@@ -55,11 +55,39 @@ class VideoPart(msgspec.Struct, frozen=True, tag="video"):
     max_frames: int = 0
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that an earlier answer made. `arguments`: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a chat. `role` is ``system``, ``user`` or ``assistant``."""
+    """One turn of a chat. `role` is ``system``, ``user``, ``assistant``, or ``tool`` for what a call gave."""
 
     role: str
     content: list[TextPart | ImagePart | VideoPart]
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str = ""
+
+
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "tools"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """The shape that an answer must have.
+
+    `text`: the schema as JSON, the regular expression, the choices as a JSON list, the grammar (Lark or GBNF), or the
+    functions that may be called as JSON.
+    `param`: the request field that it came in.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str
+    any_whitespace: bool = True
+    """Whether JSON may have white space between its parts (a space, or a line break and an indent)."""
 
 
 class GenerationOptions(msgspec.Struct, frozen=True):
@@ -85,6 +113,9 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     """Templates such as SmolVLM's end in a colon, so that answers begin with a space; captions are given without it."""
     logprobs: int | None = None
     """None: none; k >= 0: log probability of each sampled token and of the k most likely ones."""
+    grammar: Grammar | None = None
+    tools: str = ""
+    """JSON list of the tools that the model is told of; empty: none."""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -98,6 +129,13 @@ class Segmenting(msgspec.Struct, frozen=True):
     """Cut the one clip of a job into parts of `seconds` (0: by the length of the clip), and ask about each alone."""
 
     seconds: float = 0.0
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A question about the messages before it. `options`: for each possible answer, every way to write it."""
+
+    text: str
+    options: list[list[str]]
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -116,6 +154,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     priority: int = 0
     segmenting: Segmenting | None = None
     generation: int = 0
+    questions: list[Question] = []
+    """When there are any, each is added to the last message, and nothing is written: its options are weighed."""
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
@@ -207,6 +247,10 @@ class SamplingParams(msgspec.Struct, frozen=True):
     seed: int = 0
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: int | None = None
+    score_ids: list[int] = msgspec.field(default_factory=list)
+    """Log probabilities are those of these ids, in this order, instead of the most likely ones'."""
+    grammar: str = ""
+    """In the form that `preprocess.grammar` gives it; empty: any text."""
 
 
 class TextOptions(msgspec.Struct, frozen=True):
@@ -238,6 +282,21 @@ class EngineRequest(msgspec.Struct, frozen=True, tag="request"):
         return len(self.prompt_ids) // 8
 
 
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """A place where the answers to a question part: how likely is each of `score_ids` after `prompt_ids`?
+
+    `options[i]`: the option that `score_ids[i]` leads to, or -1 where a later branch decides, whose `parent` is this
+    one and whose `edge` is i. `parent` -1: the question's first.
+    """
+
+    prompt_ids: bytes
+    question: int
+    score_ids: list[int]
+    options: list[int]
+    parent: int
+    edge: int
+
+
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """A worker's answer: the request for the engine, and what the server tells the client about it."""
 
@@ -254,6 +313,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """Of a clip in segments: the requests for all but the first."""
     segments: list[tuple[float, float]] = msgspec.field(default_factory=list)
     """Of a clip in segments: start and end of each, in seconds."""
+    branches: list[Branch] = []
+    """Of a job with questions: the request is sent once for each, with its prompt."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

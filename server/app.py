@@ -20,13 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preprocess.errors import BeholderError, ClientError
 from server.faults import error_response, internal_error
+from server.image_store import ImageStore
 from server.metrics import Metrics
-from server.routes import captions, chat, operations, realtime, stream
+from server.routes import captions, chat, decisions, images, operations, presets, realtime, stream
 from server.routes.connection import ClientGone
 from server.routes.context import Context
 from server.security import Security
 from server.service import Service
-from server.settings import Settings
+from server.settings import MEBIBYTE, Settings
 from server.stream.hub import Hub
 from server.stream.tickets import Tickets
 from server.version import installed_version
@@ -45,7 +46,8 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     """
     version = installed_version()
     metrics = Metrics(settings.model_name, service, settings.arena_bytes)
-    context = Context(settings, service, metrics, version, created_s=int(time.time()))
+    uploads = ImageStore(int(settings.image_store_mb * MEBIBYTE), settings.image_ttl_s)
+    context = Context(settings, service, metrics, version, created_s=int(time.time()), images=uploads)
     # Request models are msgspec's, so FastAPI has no schema to show; its pages would load scripts from elsewhere.
     app = FastAPI(
         title="Beholder", version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
@@ -53,6 +55,9 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     app.state.context = context
     app.include_router(chat.router(context))
     app.include_router(captions.router(context))
+    app.include_router(decisions.router(context))
+    app.include_router(images.router(context))
+    app.include_router(presets.router(context))
     app.include_router(operations.router(context))
     tickets = Tickets()
     app.state.streams = Hub(context)

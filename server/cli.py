@@ -74,8 +74,11 @@ def _with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 def serve(**given: str | bool | None) -> None:
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
     from server.launch import launch
+    from server.presets import load_presets
 
-    raise typer.Exit(launch(Settings.load(given, os.environ).resolve_model()))
+    settings = Settings.load(given, os.environ).resolve_model()
+    load_presets(settings.presets)  # a broken file is refused now
+    raise typer.Exit(launch(settings))
 
 
 @app.command()
@@ -85,8 +88,11 @@ def caption(
         list[Path],
         typer.Argument(help="Pictures and clips; - is standard input.", metavar="FILE…", show_default=False),
     ],
-    prompt: Annotated[str | None, typer.Option(help="What to ask about each; by default for a description.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    prompt: Annotated[str | None, typer.Option(help="What to ask about each; by default for a description.")] = (None),
+    preset: Annotated[str | None, typer.Option(help="A preset by its name, such as museum_placard.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default="256, or the preset's")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a picture: text, usage, timings.")] = False,
@@ -106,7 +112,9 @@ def caption(
     if json and timed:
         raise typer.BadParameter("--json and --timed cannot be had together")
 
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    if max_tokens is None and preset is None:
+        max_tokens = 256
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "preset": preset}
     failed = False
     try:
         beholder = Beholder(settings=Settings.load(given, os.environ))
@@ -192,6 +200,27 @@ def watch(
         f"beholder: {tally.described} frames described, {tally.unchanged} hardly changed, {tally.dropped} missed",
         err=True,
     )
+
+
+@app.command()
+@_with_options(*OFFLINE_OPTIONS)
+def calibrate(
+    questions: Annotated[
+        Path, typer.Argument(help="Questions with known answers, one JSON object a line.", show_default=False)
+    ],
+    **given: str | bool | None,
+) -> None:
+    """Measure how far the probabilities of decisions can be trusted (docs/decisions.md)."""
+    from preprocess.errors import BeholderError
+    from server.calibration import calibrate as measure
+    from server.offline import Beholder
+
+    try:
+        with Beholder(settings=Settings.load(given, os.environ)) as beholder:
+            typer.echo(measure(beholder, questions))
+    except BeholderError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 @app.command(

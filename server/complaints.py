@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from preprocess.errors import ClientError
+from server.decision_models import DecisionQuestion
 from server.request_models import (
     ChatMessage,
     ImageContent,
@@ -19,6 +20,7 @@ from server.request_models import (
     VideoContent,
     VideoUrl,
 )
+from server.shape_models import JsonSchema, JsonSchemaFormat, StructuredOutputs
 
 T = TypeVar("T")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
@@ -75,10 +77,16 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _WRONG_WORD: Final = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 _WORDS_AT: Final = {
-    "role": "system, developer, user or assistant",
+    "role": "system, developer, user, assistant or tool",
     "type": "text, image_url or video_url",
     "detail": "auto, low or high",
     "format": "json, text, timed_json, srt or vtt",
+    "response_format.type": "text, json_object or json_schema",
+    "questions[].type": "yes_no, choice or score",
+    "tools[].type": "function",
+    "messages[].tool_calls[].type": "function",
+    "tool_choice": "none, auto, required or an object with the function's name",
+    "tool_choice.type": "function",
 }
 _WRONG_TYPE: Final = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
 _JSON_WORDS: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -101,7 +109,8 @@ def of_validation(error: msgspec.ValidationError, model: Any, root: str = "") ->
     extra = _UNKNOWN_FIELD.match(text)
     if extra:
         return unknown(extra[1], _fields_at(path, model), inside=path)
-    word, wrong = _WORDS_AT.get(path.rpartition(".")[2]), _WRONG_WORD.match(text)
+    word = _WORDS_AT.get(re.sub(r"\[\d+\]", "[]", path)) or _WORDS_AT.get(path.rpartition(".")[2])
+    wrong = _WRONG_WORD.match(text)
     if word and wrong:
         return invalid(path, f"`{path}` is {wrong[1][:100]}; expected {word}.")
     text = _WRONG_TYPE.sub(lambda found: f"expected `{_json_words(found[1])}`{found[2]}", text)
@@ -125,6 +134,14 @@ def _fields_at(path: str, model: Any) -> list[str]:
         models = [VideoUrl]
     elif path.endswith("stream_options"):
         models = [StreamOptions]
+    elif path.endswith(".json_schema"):
+        models = [JsonSchema]
+    elif path.endswith("response_format"):
+        models = [JsonSchemaFormat]
+    elif path.endswith("structured_outputs"):
+        models = [StructuredOutputs]
+    elif path.startswith("questions["):
+        models = [DecisionQuestion]
     elif ".content[" in path:
         models = [TextContent, ImageContent, VideoContent]
     elif path.endswith("]"):

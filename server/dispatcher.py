@@ -14,7 +14,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +24,7 @@ from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import (
     Abort,
     Admitted,
+    Branch,
     ChildState,
     ClipInfo,
     Delta,
@@ -41,6 +42,7 @@ from preprocess.wire import (
     Looked,
     Message,
     Prepared,
+    Question,
     Refused,
     Rejected,
     Reset,
@@ -107,6 +109,7 @@ class Generation:
         self.images: list[ImageInfo] = prepared.images
         self.clips: list[ClipInfo] = prepared.clips
         self.segments: list[tuple[float, float]] = prepared.segments
+        self.branches: list[Branch] = prepared.branches
         self.num_prompt_tokens = prepared.request.num_prompt_tokens
         self.decode_ms = prepared.decode_ms
         self.preprocess_ms = prepared.preprocess_ms
@@ -232,8 +235,10 @@ class Dispatcher:
         priority: int = 0,
         arrival_s: float | None = None,
         segmenting: Segmenting | None = None,
+        questions: Sequence[Question] = (),
     ) -> Generation:
-        """Prepare and admit one request of `n` choices. Returns once the engine has queued all of them.
+        """Prepare and admit one request of `n` choices, or of one for each branch of its questions. Returns once the
+        engine has queued all of them.
 
         With `segmenting` the choices are the parts of the request's one clip, however many there are.
 
@@ -243,7 +248,7 @@ class Dispatcher:
         """
         self._refuse_if_draining()
         self._refuse_if_down()
-        call = self._accept(messages, options, n, session_id, priority, arrival_s, segmenting)
+        call = self._accept(messages, options, n, session_id, priority, arrival_s, segmenting, list(questions))
         try:
             prepared = await call.prepared
             assert isinstance(prepared, Prepared)
@@ -317,6 +322,7 @@ class Dispatcher:
         priority: int,
         arrival_s: float | None,
         segmenting: Segmenting | None,
+        questions: list[Question],
     ) -> _Call:
         media = [part for message in messages for part in message.content if not isinstance(part, TextPart)]
         num_bytes = sum(len(part.data) + len(part.data_url) for part in media)
@@ -329,6 +335,7 @@ class Dispatcher:
             session_id,
             priority,
             segmenting,
+            questions=questions,
         )
         return self._queue(job, n, num_bytes)
 
@@ -450,24 +457,16 @@ class Dispatcher:
         except ServiceError:
             self._forget(call)
             raise
-        requests = [prepared.request] * call.num_choices
-        if prepared.segments:
-            requests = [prepared.request, *prepared.further]
-            call.num_choices = len(requests)
+        sequences = sequences_of(prepared, call.num_choices)
+        call.num_choices = len(sequences)
         call.generation = Generation(self, call, prepared)
         loop = asyncio.get_running_loop()
-        for choice, request in enumerate(requests):
+        for choice, sequence in enumerate(sequences):
             engine_id = f"{call.request_id}.{choice}"
-            seed = (request.sampling.seed + choice) & SEED_MASK
             call.admissions[engine_id] = loop.create_future()
             call.unfinished[engine_id] = None
             self._by_engine_id[engine_id] = (call, choice)
-            self._send(
-                "engine",
-                msgspec.structs.replace(
-                    request, request_id=engine_id, sampling=msgspec.structs.replace(request.sampling, seed=seed)
-                ),
-            )
+            self._send("engine", msgspec.structs.replace(sequence, request_id=engine_id))
 
     def _on_admission(self, request_id: str, error: BeholderError | None) -> None:
         found = self._by_engine_id.get(request_id)
@@ -610,6 +609,22 @@ class Dispatcher:
 
     def _send(self, name: str, message: Job | Look | EngineRequest | Abort | Reset) -> None:
         self._send_bytes(name, self._encoder.encode(message))
+
+
+def sequences_of(prepared: Prepared, n: int) -> list[EngineRequest]:
+    """What the engine is asked for a prepared request: one sequence a choice, a branch of its questions, or a part."""
+    request, sampling = prepared.request, prepared.request.sampling
+    replace = msgspec.structs.replace
+    if prepared.branches:
+        return [
+            replace(request, prompt_ids=branch.prompt_ids, sampling=replace(sampling, score_ids=branch.score_ids))
+            for branch in prepared.branches
+        ]
+    requests = [request, *prepared.further] if prepared.segments else [request] * n
+    return [
+        replace(each, sampling=replace(each.sampling, seed=(each.sampling.seed + choice) & SEED_MASK))
+        for choice, each in enumerate(requests)
+    ]
 
 
 def error_of(refusal: Refused | Rejected) -> BeholderError:

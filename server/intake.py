@@ -16,8 +16,10 @@ import msgspec
 from preprocess.errors import ClientError
 from preprocess.options import bounded
 from preprocess.video_formats import is_video
-from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Segmenting, TextPart, VideoPart
+from preprocess.wire import Detail, GenerationOptions, ImagePart, Message, Question, Segmenting, TextPart, VideoPart
 from server.complaints import decode, invalid, of_validation, unknown, unsupported
+from server.image_store import IMAGE_ID
+from server.presets import ask_preset, find_preset, with_preset
 from server.request_models import (
     CAPTION_FIELDS,
     HARMLESS,
@@ -32,6 +34,9 @@ from server.request_models import (
 )
 from server.sampling_rules import generation_options
 from server.settings import Settings
+from server.shape_models import SHAPE_FIELDS
+from server.shape_rules import shape_from_text
+from server.tool_rules import calls_of, tools_of
 
 DEFAULT_PROMPT: Final = "Describe the picture."
 DEFAULT_CLIP_PROMPT: Final = "Describe the video."
@@ -53,6 +58,10 @@ class Call(msgspec.Struct, frozen=True):
     priority: int = 0
     format: CaptionFormat = "json"
     segmenting: Segmenting | None = None
+    tool_names: frozenset[str] = frozenset()
+    """Functions that the model may call."""
+    questions: list[Question] = []
+    """Of a request for decisions: what is weighed instead of an answer being written."""
     media_fields: tuple[str, ...] = ()
     """Of a caption: the request field that each picture or clip came in."""
 
@@ -80,13 +89,23 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true.")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    preset = None if request.preset is None else find_preset(request.preset, settings.presets)
+    if preset is not None:
+        request = with_preset(request, preset)
     options = generation_options(request, logprobs=logprobs, logit_bias=request.logit_bias)
+    tools, call_grammar, names = tools_of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if call_grammar is not None:
+        if options.grammar is not None:
+            raise invalid("tool_choice", "A call was required, and a shape for the answer too; expected one of them.")
+        options = msgspec.structs.replace(options, grammar=call_grammar)
+    options = msgspec.structs.replace(options, tools=tools)
     bounded("n", request.n, 1, MAX_CHOICES)
     stream_options = request.stream_options
     if stream_options is not None and not request.stream:
         raise invalid("stream_options", "`stream_options` needs `stream` to be true.")
+    messages = _messages(request.messages, settings)
     return Call(
-        messages=_messages(request.messages, settings),
+        messages=messages if preset is None else ask_preset(messages, preset),
         options=options,
         n=request.n or 1,
         stream=bool(request.stream),
@@ -94,6 +113,7 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
         return_token_ids=bool(request.return_token_ids),
         session_id=_session_id(request.session_id, session_header),
         priority=request.priority or 0,
+        tool_names=names,
     )
 
 
@@ -108,8 +128,19 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
             if value is not None and value != [] and value != "":
                 raise unsupported(f"{path}.{name}", f"`{path}.{name}` is not supported: leave it out.")
         role = "system" if message.role == "developer" else message.role
-        if isinstance(message.content, str):
-            turns.append(Message(role, [TextPart(message.content)]))
+        calls = calls_of(message.tool_calls or [], f"{path}.tool_calls")
+        if calls and role != "assistant":
+            raise invalid(f"{path}.tool_calls", f"`{path}.tool_calls` belongs to the assistant, not to the {role}.")
+        call_id = message.tool_call_id or ""
+        if (role == "tool") != bool(call_id):
+            raise invalid(f"{path}.tool_call_id", f"`{path}.tool_call_id`: a tool's message needs it, no other has it.")
+        if message.content is None or isinstance(message.content, str):
+            if message.content is None and not calls:
+                raise invalid(f"{path}.content", f"`{path}.content` is missing; expected text or parts.")
+            content: list[TextPart | ImagePart | VideoPart] = (
+                [] if message.content is None else [TextPart(message.content)]
+            )
+            turns.append(Message(role, content, calls, call_id))
             continue
         parts: list[TextPart | ImagePart | VideoPart] = []
         for j, part in enumerate(message.content):
@@ -123,9 +154,9 @@ def _messages(messages: list[ChatMessage], settings: Settings) -> list[Message]:
                 looked_at = _looked_at(video.fps, video.max_frames, settings, f"{place}.video_url.")
                 data_url = _data_url(video.url, f"{place}.video_url.url", "clip", bare=False)
                 parts.append(msgspec.structs.replace(looked_at, data_url=data_url))
-        if not parts:
+        if not parts and not calls:
             raise invalid(f"{path}.content", f"`{path}.content` is empty; expected text or parts.")
-        turns.append(Message(role, parts))
+        turns.append(Message(role, parts, calls, call_id))
     _check_num_media([part for turn in turns for part in turn.content], "messages", settings)
     return turns
 
@@ -141,6 +172,8 @@ def _data_url(url: str, path: str, what: Literal["picture", "clip"], *, bare: bo
     example, kind = ("data:image/…;base64,…", "image") if what == "picture" else ("data:video/…;base64,…", "video")
     if not url:
         raise ClientError(f"`{path}` holds no {what}: it is empty.", code=f"{kind}_empty", param=path)
+    if what == "picture" and IMAGE_ID.fullmatch(url):  # an upload: `ImageStore.resolve` puts it in its place
+        return url
     scheme, separator, _ = url[:64].partition(":")
     if separator and scheme.lower() != "data":
         raise ClientError(
@@ -150,7 +183,8 @@ def _data_url(url: str, path: str, what: Literal["picture", "clip"], *, bare: bo
             param=path,
         )
     if not separator and not bare:
-        raise invalid(path, f"`{path}` is no URL; expected a data URL ({example}).")
+        upload = ", or an id of /v1/images" if what == "picture" else ""
+        raise invalid(path, f"`{path}` is no URL; expected a data URL ({example}){upload}.")
     return url if separator else f"data:application/octet-stream;base64,{url}"
 
 
@@ -161,7 +195,7 @@ def _looked_at(fps: float | None, max_frames: int | None, settings: Settings, pa
     return VideoPart(fps=fps or 0.0, max_frames=max_frames or 0)
 
 
-def _check_size(num_bytes: int, path: str, settings: Settings, *, is_clip: bool) -> None:
+def check_size(num_bytes: int, path: str, settings: Settings, *, is_clip: bool = False) -> None:
     """Refuse a picture or clip of too many encoded bytes, before anything is done with it."""
     limit, what, kind = (settings.max_image_mb, "picture", "image")
     if is_clip:
@@ -214,6 +248,9 @@ def caption_call(
         session_header: `x-session-id`.
     """
     _check_model(fields.model, settings)
+    preset = None if fields.preset is None else find_preset(fields.preset, settings.presets)
+    if preset is not None:
+        fields = with_preset(fields, preset)
     detail = fields.detail or "auto"
     looked_at = _looked_at(fields.fps, fields.max_frames, settings)
     if fields.image is not None and fields.images is not None:
@@ -226,7 +263,7 @@ def caption_call(
         if not data:
             kind = ("clip", "video") if is_clip else ("picture", "image")
             raise ClientError(f"`{path}` holds no {kind[0]}: it is empty.", code=f"{kind[1]}_empty", param=path)
-        _check_size(len(data), path, settings, is_clip=is_clip)
+        check_size(len(data), path, settings, is_clip=is_clip)
         media.append(msgspec.structs.replace(looked_at, data=data) if is_clip else ImagePart(data=data, detail=detail))
         media_fields.append(path)
     if fields.image is not None:
@@ -249,7 +286,10 @@ def caption_call(
     _check_num_media(media, "images", settings)
     num_clips = sum(isinstance(part, VideoPart) for part in media)
     _check_clip_fields(fields, num_clips, len(media))
-    prompt = (DEFAULT_CLIP_PROMPT if num_clips else DEFAULT_PROMPT) if fields.prompt is None else fields.prompt
+    if preset is not None:
+        prompt = preset.prompt_for(fields.prompt)
+    else:
+        prompt = (DEFAULT_CLIP_PROMPT if num_clips else DEFAULT_PROMPT) if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*media, TextPart(prompt)])],
         options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),
@@ -297,6 +337,8 @@ def caption_from_text(pairs: list[tuple[str, str]]) -> CaptionRequest:
             values.setdefault(name, []).append(text)
         elif name in values:
             raise invalid(name, f"`{name}` was given twice.")
+        elif name in SHAPE_FIELDS:
+            values[name] = shape_from_text(name, text)
         else:
             values[name] = text
     try:

@@ -46,8 +46,13 @@ from preprocess.wire import (
     Usage,
     VideoPart,
 )
+from server.decision_models import Decision
+from server.decisions import OPTIONS as DECISION_OPTIONS
+from server.decisions import decisions_of, questions_of, weighed
+from server.dispatcher import sequences_of
 from server.faults import rejection
 from server.intake import DEFAULT_CLIP_PROMPT, DEFAULT_PROMPT, MAX_FPS, messages_of
+from server.presets import ask_preset, find_preset, load_presets, values_with_preset
 from server.sampling_rules import sampling_options
 from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings, SettingsError, nearest
 from server.subtitles import Cue
@@ -119,7 +124,7 @@ class _Running:
         if self.last.error is not None:
             raise rejection(self.last.error)
         if self.last.usage is None or self.last.finish_reason is None:
-            raise ServiceError("The engine ended the request without saying why.", code="aborted")
+            raise ServiceError("This Beholder was closed before the answer was whole.", code="closed")
         now = time.monotonic()
         return Caption(
             text="".join(self.text),
@@ -160,6 +165,7 @@ class Beholder:
         elif model is not None or options:
             raise SettingsError("Either `settings` or single options can be given, not both")
         self.settings = settings.resolve_model()
+        load_presets(self.settings.presets)  # a broken file is refused now
 
         from engine.core import Engine  # imports torch
         from engine.load import load_runner
@@ -205,12 +211,13 @@ class Beholder:
         Args:
             picture: A file, encoded bytes, a Pillow image or a `Clip`; a list of them is looked at together.
             prompt: What to ask; by default for a description.
-            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface.
+            **sampling: `max_tokens`, `temperature`, `seed`, `stop` and the other sampling fields of the HTTP interface;
+                `response_format` (a pydantic model too) and `structured_outputs`; `preset`.
 
         Raises:
             ClientError: The picture or a field cannot be served.
         """
-        return self._finish(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
+        return self._finish(self._submit(*self._asked(picture, prompt, sampling)))
 
     def chat(self, messages: Sequence[Mapping[str, object]], **sampling: object) -> Caption:
         """Answer a conversation.
@@ -221,7 +228,58 @@ class Beholder:
             **sampling: As for `caption`.
         """
         turns = messages_of(_with_data_urls(messages, self._max_bytes), self.settings)
-        return self._finish(self._submit(turns, sampling_options(sampling)))
+        values = dict(sampling)
+        name = values.pop("preset", None)
+        if name is not None:
+            preset = find_preset(str(name), self.settings.presets)
+            turns, values = ask_preset(turns, preset), values_with_preset(values, preset)
+        return self._finish(self._submit(turns, sampling_options(values)))
+
+    def decide(
+        self,
+        picture: Picture | Sequence[Picture],
+        questions: Sequence[str | Mapping[str, object]],
+        *,
+        context: str = "",
+    ) -> list[Decision]:
+        """Answer typed questions with probabilities, without writing anything.
+
+        Args:
+            picture: As for `caption`.
+            questions: Yes/no questions as strings, or dictionaries as in `POST /v1/decisions`.
+            context: What the model is told before each question.
+        """
+        checked = questions_of(questions)
+        message = _question(picture, f"{context}\n" if context else "", self._max_bytes)[0]
+        content = message.content if context else message.content[:-1]
+        started_s = time.monotonic()
+        request_id = f"offline-{next(self._serial)}"
+        job = Job(
+            request_id,
+            [Message("user", content)],
+            DECISION_OPTIONS,
+            Lease(),
+            started_s,
+            questions=[weighed(question) for question in checked],
+        )
+        prepared = self._prepare(job)
+        running: list[_Running] = []
+        scores: dict[int, list[float]] = {}
+        try:
+            for index, sequence in enumerate(sequences_of(prepared, 1)):
+                wanted = msgspec.structs.replace(sequence, request_id=f"{request_id}.{index}")
+                running.append(self._start(prepared, wanted, started_s))
+            while any(item.last is None for item in running):
+                self._step()
+            for index, item in enumerate(running):
+                item.caption()  # raises what made it fail
+                for delta in item.deltas:
+                    for token in delta.logprobs:
+                        scores[index] = [logprob for _, _, logprob in token.top]
+        finally:
+            for item in running:
+                self._cancel(item)
+        return decisions_of(checked, prepared.branches, scores)
 
     def timed_captions(
         self,
@@ -243,8 +301,9 @@ class Beholder:
             What is said of which time; `server.subtitles` makes files of it.
         """
         part = _video_part(clip if isinstance(clip, Clip) else Clip(clip), self._max_bytes)
+        prompt, options = self._prompt_and_options(prompt, sampling)
         messages = [Message("user", [part, TextPart(DEFAULT_CLIP_PROMPT if prompt is None else prompt)])]
-        running = self._submit_all(messages, _caption_options(sampling), Segmenting(segment_s))
+        running = self._submit_all(messages, options, Segmenting(segment_s))
         try:
             while any(item.last is None for item in running):
                 self._step()
@@ -261,7 +320,7 @@ class Beholder:
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(_question(picture, prompt, self._max_bytes), _caption_options(sampling)))
+        return self._pieces(self._submit(*self._asked(picture, prompt, sampling)))
 
     def caption_all(
         self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
@@ -270,7 +329,7 @@ class Beholder:
 
         One picture that cannot be served does not stop the others: its place holds the error.
         """
-        options = _caption_options(sampling)
+        prompt, options = self._prompt_and_options(prompt, sampling)
         waiting = iter(pictures)
         running: deque[_Running | BeholderError] = deque()
         exhausted = False
@@ -296,6 +355,23 @@ class Beholder:
                 if isinstance(left, _Running):
                     self._cancel(left)
 
+    def _asked(
+        self, picture: Picture | Sequence[Picture], prompt: str | None, sampling: Mapping[str, object]
+    ) -> tuple[list[Message], GenerationOptions]:
+        prompt, options = self._prompt_and_options(prompt, sampling)
+        return _question(picture, prompt, self._max_bytes), options
+
+    def _prompt_and_options(
+        self, prompt: str | None, sampling: Mapping[str, object]
+    ) -> tuple[str | None, GenerationOptions]:
+        """What a caption asks, with the preset that it names."""
+        values = dict(sampling)
+        name = values.pop("preset", None)
+        if name is None:
+            return prompt, _caption_options(values)
+        preset = find_preset(str(name), self.settings.presets)
+        return preset.prompt_for(prompt), _caption_options(values_with_preset(values, preset))
+
     # ---- the stages --------------------------------------------------------------------------------------------------
 
     def _submit(self, messages: list[Message], options: GenerationOptions) -> _Running:
@@ -307,30 +383,35 @@ class Beholder:
         """One request, or one for each part of a clip."""
         started_s = time.monotonic()
         request_id = f"offline-{next(self._serial)}"
-        prepared = self._preparer.prepare(Job(request_id, messages, options, Lease(), started_s, segmenting=segmenting))
-        if isinstance(prepared, Refused):
-            family = ClientError if prepared.status < 500 else ServiceError
-            raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
+        prepared = self._prepare(Job(request_id, messages, options, Lease(), started_s, segmenting=segmenting))
         submitted: list[_Running] = []
         try:
-            for index, request in enumerate([prepared.request, *prepared.further]):
-                running = _Running(f"{request_id}.{index}", prepared, started_s)
-                self._admit(running, msgspec.structs.replace(request, request_id=running.request_id))
-                submitted.append(running)
+            for index, request in enumerate(sequences_of(prepared, 1)):
+                wanted = msgspec.structs.replace(request, request_id=f"{request_id}.{index}")
+                submitted.append(self._start(prepared, wanted, started_s))
         except BeholderError:
             for running in submitted:
                 self._cancel(running)
             raise
         return submitted
 
-    def _admit(self, running: _Running, request: EngineRequest) -> None:
+    def _prepare(self, job: Job) -> Prepared:
+        prepared = self._preparer.prepare(job)
+        if isinstance(prepared, Refused):
+            family = ClientError if prepared.status < 500 else ServiceError
+            raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
+        return prepared
+
+    def _start(self, prepared: Prepared, request: EngineRequest, started_s: float) -> _Running:
+        running = _Running(request.request_id, prepared, started_s)
         with self._lock:
             if self._closed:
                 raise ServiceError("This Beholder was closed; make another one.", code="closed")
             admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
-            self._running[running.request_id] = running
+            self._running[request.request_id] = running
+        return running
 
     def _step(self) -> None:
         """One engine step for all requests; what it made goes to those that it belongs to."""

@@ -7,6 +7,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from preprocess.wire import Detail
+from server.shape_models import ResponseFormat, StructuredOutputs
+from server.tool_models import Tool, ToolCallOut, ToolChoice
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,13 +47,14 @@ class VideoContent(msgspec.Struct, frozen=True, tag="video_url", forbid_unknown_
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One turn, with the fields that clients send back of an earlier answer: those must be empty."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextContent | ImageContent | VideoContent]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextContent | ImageContent | VideoContent] | None = None
+    tool_calls: list[ToolCallOut] | None = None
+    tool_call_id: str | None = None
     name: Any = None
     refusal: Any = None
     annotations: Any = None
     audio: Any = None
-    tool_calls: Any = None
     function_call: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
@@ -87,12 +90,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     session_id: str | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
+    preset: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -109,12 +118,8 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # Would change the answer, and are not served: accepted only with a value that means "off" (see HARMLESS).
     store: Any = None
     service_tier: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -127,7 +132,6 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     use_beam_search: Any = None
     length_penalty: Any = None
     prompt_logprobs: Any = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -148,12 +152,8 @@ class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -166,7 +166,6 @@ HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "prompt_logprobs": (),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -187,7 +186,6 @@ MESSAGE_EXTRAS: Final = (
     "refusal",
     "annotations",
     "audio",
-    "tool_calls",
     "function_call",
     "reasoning",
     "reasoning_content",
@@ -203,6 +201,7 @@ class CaptionRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=
     """Body of a JSON `POST /v1/captions`; a form has the same fields, its files being the pictures and clips."""
 
     prompt: str | None = None
+    preset: str | None = None
     format: CaptionFormat | None = None
     detail: Detail | None = None
     image: str | None = None

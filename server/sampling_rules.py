@@ -11,6 +11,7 @@ from preprocess.options import bounded, check_options
 from preprocess.wire import GenerationOptions
 from server.complaints import invalid, of_validation, unknown
 from server.request_models import SAMPLING_FIELDS, Sampling
+from server.shape_rules import grammar_of, shapes_of
 
 MAX_PRIORITY: Final = 2**31 - 1
 
@@ -45,6 +46,7 @@ def generation_options(
         ignore_eos=bool(request.ignore_eos),
         skip_special_tokens=True if skip_special_tokens is None else skip_special_tokens,
         logprobs=logprobs,
+        grammar=grammar_of(request.response_format, request.structured_outputs),
     )
     check_options(options, limit_name="max_completion_tokens" if request.max_tokens is None else "max_tokens")
     return options
@@ -60,6 +62,6 @@ def sampling_options(values: Mapping[str, object]) -> GenerationOptions:
         if name not in SAMPLING_FIELDS:
             raise unknown(name, SAMPLING_FIELDS)
     try:
-        return generation_options(msgspec.convert(dict(values), Sampling))
+        return generation_options(msgspec.convert(shapes_of(values), Sampling))
     except msgspec.ValidationError as error:
         raise of_validation(error, Sampling) from None

@@ -189,7 +189,10 @@ def _with_cors(send: Send, origin: str) -> Send:
 
 
 def _preflight(headers: Headers) -> Response:
-    allowed = {"access-control-allow-methods": "GET, POST, OPTIONS", "access-control-max-age": str(_PREFLIGHT_AGE_S)}
+    allowed = {
+        "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+        "access-control-max-age": str(_PREFLIGHT_AGE_S),
+    }
     asked = headers.get("access-control-request-headers")
     if asked:
         allowed["access-control-allow-headers"] = asked

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from preprocess.wire import (
+    Branch,
     ChildState,
     ClipInfo,
     Delta,
@@ -17,6 +18,7 @@ from preprocess.wire import (
     ImageInfo,
     Looked,
     Message,
+    Question,
     Segmenting,
 )
 
@@ -35,6 +37,10 @@ class Generation(Protocol):
     @property
     def segments(self) -> Sequence[tuple[float, float]]:
         """With `segmenting`: start and end in seconds of the part of the clip that each choice is about."""
+
+    @property
+    def branches(self) -> Sequence[Branch]:
+        """Of a request with questions: what each of its choices scores."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -98,8 +104,10 @@ class Service(Protocol):
         priority: int = 0,
         arrival_s: float | None = None,
         segmenting: Segmenting | None = None,
+        questions: Sequence[Question] = (),
     ) -> Generation:
-        """Prepare a chat and queue it with the engine; returns once it is admitted.
+        """Prepare a chat and queue it with the engine; returns once it is admitted. With `questions`, the generation
+        has one choice for each of its `branches`, of one token.
 
         Cancelling the call ends the work for it. `arrival_s`: `time.monotonic()` when the request reached the server.
 

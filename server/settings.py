@@ -21,6 +21,8 @@ from preprocess.config import MediaLimits, PreprocessConfig
 from server.model_source import ModelSourceError, default_model_name, model_folder
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
+CLIENT_VARIABLES: Final = frozenset({"BEHOLDER_URL", "BEHOLDER_KEY"})
+"""What samples/clients read: whoever exported them for those may start a server all the same."""
 MEBIBYTE: Final = 1 << 20
 PILLOW_MAX_PIXELS: Final = 178_956_970
 """Pillow opens no larger picture: twice its `MAX_IMAGE_PIXELS`, which is the whole process's and not ours to raise."""
@@ -52,6 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...],
         Option("Names that requests may use for the model; the first is the one answers carry. Empty: from the model."),
     ] = ()
+
+    presets: Annotated[
+        str, Option("Folder with presets of your own (*.json), beside those that come with the server.")
+    ] = ""
 
     # -- network
     host: Annotated[str, Option("Address to listen on. 0.0.0.0 and :: listen on every interface.")] = "127.0.0.1"
@@ -106,6 +112,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 36_000_000
     max_video_s: Annotated[float, Option("Longest clip.", unit="s", low=0.1, high=1_000_000)] = 14_400
     max_video_frames: Annotated[int, Option("Most frames of clips looked at in one request.", low=1, high=4096)] = 256
+    image_store_mb: Annotated[
+        float, Option("Memory for pictures uploaded to /v1/images; 0: none.", unit="MiB", low=0, high=65_536)
+    ] = 256
+    image_ttl_s: Annotated[
+        float, Option("How long an uploaded picture stays without being used.", unit="s", low=1, high=2_592_000)
+    ] = 3600
     preprocess_deadline_s: Annotated[
         float, Option("Longest time that preparing one request may take.", unit="s", low=0.1, high=3600)
     ] = 20
@@ -240,7 +252,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         values: dict[str, object] = {}
         for variable, text in (environment or {}).items():
-            if not variable.startswith(ENVIRONMENT_PREFIX):
+            if not variable.startswith(ENVIRONMENT_PREFIX) or variable in CLIENT_VARIABLES:
                 continue
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             if name not in OPTIONS or variable != variable.upper():
@@ -345,7 +357,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def resolve_model(self) -> Settings:
-        """The same settings with `model` a folder that exists and `served_model_name` filled.
+        """The same settings with `model` a folder that exists, `served_model_name` filled and `presets` absolute.
 
         A hub name is downloaded (weights as safetensors, tokenizer, configuration; never code or pickles).
 
@@ -357,7 +369,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             folder = model_folder(self.model)
         except ModelSourceError as error:
             raise SettingsError(f"--model: {error}") from None
-        return msgspec.structs.replace(self, model=str(folder), served_model_name=names)
+        presets = str(Path(self.presets).absolute()) if self.presets else ""  # children may stand elsewhere
+        return msgspec.structs.replace(self, model=str(folder), served_model_name=names, presets=presets)
 
 
 def flag_name(name: str) -> str:
@@ -403,6 +416,7 @@ OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(_fields())
 # What one process without a server has a use for: the options of `beholder caption` and of the Python API.
 OFFLINE_OPTIONS: Final = (
     "model",
+    "presets",
     "max_image_mb",
     "max_image_pixels",
     "max_image_side",

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -164,20 +165,23 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
         ClientGone: The client left meanwhile; the work for it has been ended.
     """
     await asyncio.sleep(0)  # decoding a large body held the loop: let others have a turn
+    asked: dict[str, Any] = {"questions": call.questions} if call.questions else {}
+    if call.segmenting is not None:
+        asked["segmenting"] = call.segmenting
     submit = context.service.submit(
-        call.messages,
+        context.images.resolve(call.messages),
         call.options,
         n=call.n,
         session_id=call.session_id,
         priority=call.priority,
         arrival_s=arrival.monotonic_s,
-        segmenting=call.segmenting,
+        **asked,
     )
     async with arrival.time_limit():
         generation = await while_connected(request.receive, submit)
     call.messages.clear()  # its encoded pictures need not live as long as the answer takes
     context.metrics.admitted(generation)
-    num_choices = len(generation.segments) or call.n
+    num_choices = len(generation.branches) if call.questions else len(generation.segments) or call.n
     choices = [Choice(0.0) for _ in range(num_choices)]
     return Answer(context, arrival, generation, choices, images=list(generation.images))
 

@@ -70,7 +70,7 @@ def router(context: Context) -> APIRouter:
         try:
             answer = await start(context, request, call, arrival)
         except BeholderError as error:
-            error.param = _own_field(error.param, call)
+            error.param = own_field(error.param, call)
             raise
         caption_id = f"caption-{secrets.token_hex(12)}"
         if call.segmenting is not None:
@@ -85,7 +85,7 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _own_field(param: str | None, call: Call) -> str | None:
+def own_field(param: str | None, call: Call) -> str | None:
     """The field of the caption request that a place in the chat made of it stands for."""
     place = _PLACE.fullmatch(param or "")
     if place is None:

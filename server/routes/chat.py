@@ -17,6 +17,8 @@ from server.intake import Call, chat_call
 from server.routes.answering import Answer, Arrival, Stream, collect, start
 from server.routes.connection import read_body
 from server.routes.context import Context
+from server.tool_calls import ToolCallParser
+from server.tool_models import ToolCallDelta, ToolCallOut
 
 # ---- response models ------------------------------------------------------------------------------------------------
 
@@ -49,8 +51,9 @@ class AssistantMessage(msgspec.Struct):
     """The answer of one choice."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    content: str | None = ""
     refusal: None = None
+    tool_calls: list[ToolCallOut] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct):
@@ -96,6 +99,7 @@ class ChunkDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -167,6 +171,8 @@ async def _whole(completion_id: str, request: Request, call: Call, answer: Answe
     await collect(request, answer, on_delta)
     for choice, pieces in zip(choices, texts, strict=True):
         choice.message.content = "".join(pieces)
+        if call.tool_names:
+            _find_calls(choice, call)
     completion = Completion(
         id=completion_id,
         created=answer.arrival.unix_s,
@@ -190,21 +196,55 @@ async def _events(completion_id: str, call: Call, answer: Answer) -> AsyncGenera
             + b"\n\n"
         )
 
+    parsers = [ToolCallParser(call.tool_names) for _ in range(call.n)] if call.tool_names else []
     for index in range(call.n):
         yield event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
     async with contextlib.aclosing(answer.deltas()) as deltas:
         async for index, delta in deltas:
             logprobs = Logprobs(list(map(_token_logprob, delta.logprobs))) if delta.logprobs else None
             token_ids = delta.token_ids if call.return_token_ids and delta.token_ids else msgspec.UNSET
-            if delta.text or logprobs or token_ids:
-                yield event([ChunkChoice(index, ChunkDelta(content=delta.text), logprobs, token_ids=token_ids)])
-            if delta.finish_reason is not None:
+            finish_reason: str | None = delta.finish_reason
+            changes = [ChunkDelta(content=delta.text)] if delta.text or logprobs or token_ids else []
+            if parsers:
+                changes = _changes(parsers[index], delta)
+                if not changes and (logprobs or token_ids):
+                    changes = [ChunkDelta(content="")]
+                if finish_reason == "stop" and parsers[index].calls:
+                    finish_reason = "tool_calls"
+            for place, change in enumerate(changes):
+                if place:
+                    yield event([ChunkChoice(index, change)])
+                else:
+                    yield event([ChunkChoice(index, change, logprobs, token_ids=token_ids)])
+            if finish_reason is not None:
                 yield event(
-                    [ChunkChoice(index, ChunkDelta(), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)]
+                    [ChunkChoice(index, ChunkDelta(), finish_reason=finish_reason, stop_reason=delta.stop_reason)]
                 )
     if call.include_usage:
         yield event([], completion_usage(answer.usage()))
     yield b"data: [DONE]\n\n"
+
+
+def _changes(parser: ToolCallParser, delta: Delta) -> list[ChunkDelta]:
+    """What new text adds to content and calls."""
+    pieces = parser.feed(delta.text)
+    if delta.finish_reason is not None:
+        pieces += parser.finish()
+    return [ChunkDelta(content=piece) if isinstance(piece, str) else ChunkDelta(tool_calls=[piece]) for piece in pieces]
+
+
+def _find_calls(choice: CompletionChoice, call: Call) -> None:
+    """Take a whole answer apart into text and calls."""
+    parser = ToolCallParser(call.tool_names)
+    pieces = [*parser.feed(choice.message.content or ""), *parser.finish()]
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    if parser.calls:
+        choice.message.content = text or None
+        choice.message.tool_calls = parser.calls
+        if choice.finish_reason == "stop":
+            choice.finish_reason = "tool_calls"
+    else:
+        choice.message.content = text
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -276,3 +277,44 @@ def test_logits_are_not_changed() -> None:
     before = logits.clone()
     sample(logits, [_row(temperature=0.0, logit_bias={1: 5.0}), _row(top_p=0.5)])
     assert torch.equal(logits, before)
+
+
+class _Allowed:
+    """A mask that is known at once."""
+
+    def __init__(self, ids: list[int], num_words: int) -> None:
+        self._bits = np.zeros(num_words * 32, np.uint8)
+        self._bits[ids] = 1
+
+    def words(self) -> np.ndarray[Any, Any]:
+        return np.packbits(self._bits, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3, "top_k": 90}]
+)
+def test_masks_hold_in_mixed_batches_and_change_no_other_row(params: dict[str, Any]) -> None:
+    logits = _logits(40, 100)
+    free = [_row(index, **params) for index in range(40)]
+    expected = _ids(logits, free)
+    allowed = {index: [(index * 7) % 96, (index * 31 + 5) % 96, 64] for index in range(0, 40, 3)}
+    rows = [
+        replace(row, allowed=_Allowed(allowed[index], 3)) if index in allowed else row for index, row in enumerate(free)
+    ]
+    tokens = _ids(logits, rows)
+    for index, token in enumerate(tokens):
+        if index in allowed:
+            alone = logits[index].clone()
+            alone[[other for other in range(100) if other not in allowed[index]]] = -torch.inf
+            assert token in allowed[index]
+            assert token == _ids(alone.unsqueeze(0), [replace(rows[index], allowed=None)])[0]
+        else:
+            assert token == expected[index]
+
+
+def test_log_probabilities_are_the_models_own_under_a_mask() -> None:
+    logits = _logits(1, 100)
+    token = sample(logits, [replace(_row(logprobs=2), allowed=_Allowed([7], 4))])[0]
+    assert token.token_id == 7
+    assert token.logprobs is not None
+    assert token.logprobs.logprob == pytest.approx(float(logits.log_softmax(-1)[0, 7]))

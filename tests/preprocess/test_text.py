@@ -328,7 +328,7 @@ def test_a_picture_the_template_leaves_out(tiny_model: Path, tmp_path: Path) -> 
     ("turns", "code", "param"),
     [
         ([], "messages_empty", "messages"),
-        ([("user", ["x"]), ("tool", ["y"])], "unknown_role", "messages[1].role"),
+        ([("user", ["x"]), ("bot", ["y"])], "unknown_role", "messages[1].role"),
         ([("user", [])], "messages_empty", "messages[0].content"),
     ],
 )

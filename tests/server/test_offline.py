@@ -210,6 +210,7 @@ def test_closing_ends_what_other_threads_wait_for(tiny_model):
     beholder.close()
     thread.join(10)
     assert isinstance(outcomes[0], ServiceError)
+    assert outcomes[0].code == "closed"
     with pytest.raises(ServiceError, match="closed"):
         beholder.caption(picture(3))
 

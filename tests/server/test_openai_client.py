@@ -89,8 +89,8 @@ def test_an_unknown_model_is_not_found(ai):
 
 def test_an_unsupported_field_names_itself(ai):
     with pytest.raises(openai.BadRequestError) as raised:
-        ask(ai, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert raised.value.param == "tools"
+        ask(ai, reasoning_effort="high")
+    assert raised.value.param == "reasoning_effort"
 
 
 def test_a_body_over_the_cap_is_a_413_and_the_connection_lives(ai):

@@ -35,6 +35,10 @@ def test_an_empty_variable_is_not_set():
     assert Settings.load({}, {"BEHOLDER_PORT": ""}).port == Settings().port
 
 
+def test_variables_of_the_client_programs_are_no_options():
+    assert Settings.load({}, {"BEHOLDER_URL": "http://127.0.0.1:9000", "BEHOLDER_KEY": "k"}) == Settings()
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_can_be_set_by_its_variable_and_round_trips(name):
     field = OPTIONS[name]
