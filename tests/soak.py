@@ -30,7 +30,7 @@ from serving import Served
 from streaming import Camera, framed, picture
 from websockets.exceptions import ConnectionClosed
 
-OPTIONS = {"stream_max_sessions": 100, "stream_send_queue_kb": 32, "kv_tokens": 8192, "vision_cache_mb": 4}
+OPTIONS = {"stream_max_sessions": 100, "stream_send_queue_kb": 128, "kv_tokens": 8192, "vision_cache_mb": 4}
 """Of the server: caches so small that they are full after a third of the time, and what grows then is a leak."""
 MAX_GROWTH_MB = 8.0
 """Per process, over the last two thirds of five minutes. In a shorter run caches and allocators still fill."""

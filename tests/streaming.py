@@ -61,16 +61,26 @@ class Camera:
 
     async def open(self, **session: Any) -> Camera:
         """Connect and configure."""
-        self.socket = await connect(self.url, subprotocols=["vlm.stream.v1"], max_size=None)  # type: ignore[list-item]
+        self.socket = await self._connect()
         await self.until("session.created")
         await self.say("session.update", session={"max_tokens": 8, "ignore_eos": True, "temperature": 0, **session})
         await self.until("session.updated")
         return self
 
+    async def _connect(self) -> ClientConnection:
+        """Without a bound on what is unread: a full queue would hold up the closing handshake."""
+        return await connect(
+            self.url,
+            subprotocols=["vlm.stream.v1"],  # type: ignore[list-item]
+            max_size=None,
+            max_queue=None,
+            close_timeout=2,
+        )
+
     async def resume(self) -> None:
         """Come back after `cut`; `next` then sees that nothing was lost or repeated."""
         created = self.events[0]
-        self.socket = await connect(self.url, subprotocols=["vlm.stream.v1"], max_size=None)  # type: ignore[list-item]
+        self.socket = await self._connect()
         await self.say(
             "session.resume",
             session_id=created["session_id"],
