@@ -250,7 +250,7 @@ def caption_call(
         prompt = DEFAULT_PROMPT if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*images, TextPart(prompt)])],
-        options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),
+        options=generation_options(fields),
         stream=bool(fields.stream),
         as_text=fields.format == "text",
         image_fields=tuple(image_fields),

@@ -311,9 +311,9 @@ class Beholder:
         values = dict(sampling)
         name = values.pop("preset", None)
         if name is None:
-            return DEFAULT_PROMPT if prompt is None else prompt, _caption_options(values)
+            return DEFAULT_PROMPT if prompt is None else prompt, sampling_options(values)
         preset = find_preset(str(name), self.settings.presets)
-        return preset.prompt_for(prompt), _caption_options(values_with_preset(values, preset))
+        return preset.prompt_for(prompt), sampling_options(values_with_preset(values, preset))
 
     # ---- the stages --------------------------------------------------------------------------------------------------
 
@@ -415,10 +415,6 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
 
 
 # ---- what people give -----------------------------------------------------------------------------------------------
-
-
-def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
-    return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
 def _question(picture: Picture | Sequence[Picture], prompt: str, max_bytes: int) -> list[Message]:
