@@ -13,7 +13,7 @@ from typing import Final
 from preprocess.errors import ClientError
 
 ACCEPTED: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF"
-HEIF_HINT: Final = "install the extra with `pip install 'beholder[heif]'`"
+HEIF_HINT: Final = "install the extra `heif` (`pip install pillow-heif` in the server's environment)"
 
 
 @dataclass(frozen=True, slots=True)

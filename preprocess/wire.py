@@ -109,8 +109,6 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    strip_leading_space: bool = False
-    """Templates such as SmolVLM's end in a colon, so that answers begin with a space; captions are given without it."""
     logprobs: int | None = None
     """None: none; k >= 0: log probability of each sampled token and of the k most likely ones."""
     grammar: Grammar | None = None
@@ -260,6 +258,8 @@ class TextOptions(msgspec.Struct, frozen=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     strip_leading_space: bool = False
+    """Where the prompt ends in text (``Assistant:``), answers begin with a space, which is no part of them: in the next
+    turn the template writes it again."""
     min_tokens: int = 0
     """A stop string that ends before this many output tokens is ordinary text."""
 

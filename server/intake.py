@@ -292,7 +292,7 @@ def caption_call(
         prompt = (DEFAULT_CLIP_PROMPT if num_clips else DEFAULT_PROMPT) if fields.prompt is None else fields.prompt
     return Call(
         messages=[Message("user", [*media, TextPart(prompt)])],
-        options=msgspec.structs.replace(generation_options(fields), strip_leading_space=True),
+        options=generation_options(fields),
         stream=bool(fields.stream),
         format=fields.format or "json",
         segmenting=Segmenting(fields.segment_s or 0.0) if fields.format in TIMED_FORMATS else None,

@@ -168,6 +168,8 @@ class _Launcher:
                     self._tell(other.state(up=True))
         else:
             self._tell(child.state(up=True))
+        if self._announced:
+            _say(f"the {child.name} process is up again")
         if not self._announced and all(place.ready for place in self._children):
             self._announced = True
             self._announce()

@@ -368,9 +368,9 @@ class Beholder:
         values = dict(sampling)
         name = values.pop("preset", None)
         if name is None:
-            return prompt, _caption_options(values)
+            return prompt, sampling_options(values)
         preset = find_preset(str(name), self.settings.presets)
-        return preset.prompt_for(prompt), _caption_options(values_with_preset(values, preset))
+        return preset.prompt_for(prompt), sampling_options(values_with_preset(values, preset))
 
     # ---- the stages --------------------------------------------------------------------------------------------------
 
@@ -487,10 +487,6 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
 
 
 # ---- what people give -----------------------------------------------------------------------------------------------
-
-
-def _caption_options(sampling: Mapping[str, object]) -> GenerationOptions:
-    return msgspec.structs.replace(sampling_options(sampling), strip_leading_space=True)
 
 
 def _question(picture: Picture | Sequence[Picture], prompt: str | None, max_bytes: int) -> list[Message]:

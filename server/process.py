@@ -33,7 +33,7 @@ def main() -> None:
     """Serve until drained or ended by the launcher."""
     child = Child.from_stdin()
     settings = child.config(Settings)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         dispatcher = _dispatcher(child, settings)
     except BeholderError as error:

@@ -104,7 +104,7 @@ def test_nothing_is_refused_as_empty() -> None:
 def test_heic_names_the_extra_that_reads_it(brand: bytes) -> None:
     data = b"\x00\x00\x00\x18ftyp" + brand + b"\x00\x00\x00\x00" + brand + b"heic" + bytes(64)
     if importlib.util.find_spec("pillow_heif") is None:
-        assert "pip install 'beholder[heif]'" in refusal(data).message
+        assert "`pip install pillow-heif`" in refusal(data).message
     else:
         assert refusal(data).code in ("image_undecodable", "image_truncated")
 

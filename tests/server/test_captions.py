@@ -55,7 +55,7 @@ def test_a_raw_picture_is_described(client, service):
     }
     assert service.last[:2] == (
         [Message("user", [ImagePart(data=JPEG), PROMPT])],
-        GenerationOptions(strip_leading_space=True),
+        GenerationOptions(),
     )
 
 
@@ -82,16 +82,14 @@ def test_a_form_takes_several_files_under_any_names(client, service):
             ],
         )
     ]
-    assert options == GenerationOptions(
-        strip_leading_space=True, max_tokens=3, temperature=0, ignore_eos=True, stop=["a", "b"]
-    )
+    assert options == GenerationOptions(max_tokens=3, temperature=0, ignore_eos=True, stop=["a", "b"])
     assert more == {"n": 1, "session_id": "cam", "priority": 1}
 
 
 def test_the_query_takes_the_same_fields(client, service):
     assert raw(client, "?prompt=Who%3F&top_k=4&stop=a&stop=b&model=alias").status_code == 200
     assert service.last[0][0].content[-1] == TextPart("Who?")
-    assert service.last[1] == GenerationOptions(strip_leading_space=True, top_k=4, stop=["a", "b"])
+    assert service.last[1] == GenerationOptions(top_k=4, stop=["a", "b"])
     assert form(client, query="?format=text", prompt="x").text == TEXT + "\n"
 
 
@@ -106,7 +104,7 @@ def test_the_query_takes_the_same_fields(client, service):
 def test_json_takes_data_urls_and_bare_base64(client, service, body, urls):
     assert client.post("/v1/captions", json={**body, "prompt": "x", "seed": 4}).status_code == 200
     assert service.last[0][0].content == [*(ImagePart(data_url=url) for url in urls), TextPart("x")]
-    assert service.last[1] == GenerationOptions(strip_leading_space=True, seed=4)
+    assert service.last[1] == GenerationOptions(seed=4)
 
 
 def test_json_takes_fields_of_the_query_too(client, service):
