@@ -9,8 +9,6 @@ from typing import Final
 
 import msgspec
 
-ABSENT: Final = msgspec.Raw()
-
 
 def is_given(raw: msgspec.Raw) -> bool:
     """Whether a value that was not decoded is there at all, and is not null."""
@@ -29,7 +27,7 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named schema. `strict` changes nothing: an answer always keeps to it."""
 
     name: str
-    schema: msgspec.Raw = ABSENT
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     description: str | None = None
     strict: bool | None = None
 
@@ -46,7 +44,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of `json` (a schema, or its text), `regex`, `choice`, `grammar` and `json_object`."""
 
-    json: msgspec.Raw = ABSENT
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None

@@ -40,6 +40,12 @@ _BOUNDS: Final[dict[tuple[str, str], dict[str, float]]] = {
 _OPTIONAL: Final = {("TextDelta", "token_ids")}
 """Fields of server events that are absent when there is nothing to say."""
 
+_CLIENT_PARTS: Final = frozenset(
+    {"SessionPatch", "TriggerPatch", "Ask", "Header"}
+    | {"TextFormat", "JsonObjectFormat", "JsonSchemaFormat", "JsonSchema", "StructuredOutputs"}
+)
+"""Inside of clients' events: what they leave out has a default."""
+
 
 def protocol_schema() -> dict[str, Any]:
     """The whole schema: `$defs` has `ServerEvent`, `ClientEvent`, `Header`, and every struct in them by its name."""
@@ -47,9 +53,7 @@ def protocol_schema() -> dict[str, Any]:
     _, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     names = {kind.__name__: name for name, kind in CLIENT_EVENTS.items()}
     for part, schema in parts.items():
-        _complete(
-            part, schema, is_sent_by_client=part in names or part in {"SessionPatch", "TriggerPatch", "Ask", "Header"}
-        )
+        _complete(part, schema, is_sent_by_client=part in names or part in _CLIENT_PARTS)
         if part in names:
             schema["properties"]["type"] = {"const": names[part]}
     parts["SessionUpdate"]["properties"]["session"] = {"$ref": "#/$defs/SessionPatch"}
