@@ -236,3 +236,23 @@ def test_a_storm_of_lost_connections_loses_and_repeats_nothing(served: Served, s
             await camera.close()
 
     run(story())
+
+
+def test_sigterm_tells_every_session_and_lets_its_response_finish(tiny_model: Path) -> None:
+    async def story(server: Served) -> None:
+        camera = await Camera(server.url).open(max_tokens=200)
+        await camera.send(picture(1))
+        await camera.say("response.create")
+        await camera.until("response.output_text.delta")
+        server.process.send_signal(signal.SIGTERM)
+        assert (await camera.until("session.going_away"))["reason"] == "draining"
+        assert (await camera.until("response.done"))["status"] == "incomplete"
+        with pytest.raises(ConnectionClosed) as closed:
+            await camera.next()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1001
+        camera.check()
+
+    with Served(tiny_model) as server:
+        run(story(server))
+        assert server.process.wait(20) == 0
