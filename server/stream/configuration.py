@@ -13,7 +13,7 @@ from preprocess.errors import ClientError
 from preprocess.options import bounded
 from preprocess.wire import GenerationOptions
 from server.complaints import invalid, of_validation, unsupported
-from server.request_models import Sampling
+from server.request_models import SAMPLING_FIELDS, Sampling
 from server.sampling_rules import generation_options
 from server.settings import Settings
 from server.stream.events import (
@@ -151,7 +151,7 @@ def options(settings: SessionSettings, path: str, ask: Ask | None = None) -> Gen
     """
     values = {name: getattr(settings, name) for name in SESSION_SAMPLING}
     if ask is not None:
-        for name in ASK_SAMPLING:
+        for name in SAMPLING_FIELDS:  # all of them: none is accepted and ignored
             value = getattr(ask, name)
             if value is not None:
                 values[name] = value
@@ -170,14 +170,6 @@ def _below(path: str, error: ClientError) -> ClientError:
         return ClientError(error.message.replace("The body", f"`{path}`", 1), code=error.code, param=path)
     message = error.message.replace(f"`{error.param}`", f"`{path}.{error.param}`", 1)
     return ClientError(message, code=error.code, param=f"{path}.{error.param}")
-
-
-ASK_SAMPLING: Final = (
-    *SESSION_SAMPLING,
-    "max_completion_tokens",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
 
 
 def check_ask(ask: Ask, settings: SessionSettings, limits: SessionLimits) -> GenerationOptions:
