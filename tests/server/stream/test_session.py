@@ -11,8 +11,10 @@ from streaming import check_event
 
 from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import Delta, ImagePart, Looked, TextPart, Usage, VideoPart
+from server.request_models import SAMPLING_FIELDS
 from server.settings import Settings
 from server.stream.configuration import limits_of
+from server.stream.events import Ask
 from server.stream.presets import PRESETS
 from server.stream.session import Session
 from server.stream.work import Cancel, Close, LookAt, Start, State
@@ -207,6 +209,16 @@ def test_manual_waits_to_be_asked_and_takes_the_newest_frame(driven: Driven) -> 
     assert done["usage"] == {"input_tokens": 20, "image_tokens": 16, "cached_tokens": 4, "output_tokens": 2}
     assert driven.dropped == {"replaced": 1}
     assert driven.session.mailbox.captioned == 1
+
+
+def test_every_sampling_field_of_a_question_is_taken(driven: Driven) -> None:
+    assert {*SAMPLING_FIELDS} <= {*Ask.__struct_fields__}
+    driven.frame()
+    given = {"temperature": 0.5, "top_k": 7, "seed": 3, "stop": ["x"], "skip_special_tokens": False, "ignore_eos": True}
+    driven.say("response.create", response={**given, "max_completion_tokens": 5})
+    options = driven.starts[-1].options
+    assert (options.max_tokens, options.temperature, options.top_k, options.seed) == (5, 0.5, 7, 3)
+    assert (options.stop, options.skip_special_tokens, options.ignore_eos) == (["x"], False, True)
 
 
 def test_asking_again_without_a_new_frame_looks_at_the_same_one(driven: Driven) -> None:
