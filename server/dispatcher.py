@@ -53,6 +53,7 @@ from preprocess.wire import (
     TextPart,
     VideoPart,
 )
+from server.faults import rejection
 
 SEED_MASK = (1 << 63) - 1
 DEADLINE_REASON = "signal SIGALRM"
@@ -132,7 +133,7 @@ class Generation:
             if item[1].finish_reason is not None:
                 self._open -= 1
             if item[1].error is not None:
-                raise error_of(item[1].error)
+                raise rejection(item[1].error)
             yield item
 
     def cancel(self) -> None:
@@ -428,7 +429,7 @@ class Dispatcher:
     def _on_refused(self, refused: Refused) -> None:
         call = self._worker_done(refused.request_id)
         if call is not None:
-            self._fail(call, error_of(refused))
+            self._fail(call, rejection(refused))
 
     def _on_worker_death(self, index: int, reason: str) -> None:
         """Once is bad luck, unless the deadline ended it: another worker tries. Twice is its media's doing."""
@@ -544,7 +545,7 @@ class Dispatcher:
         elif isinstance(message, Admitted):
             self._on_admission(message.request_id, None)
         elif isinstance(message, Rejected):
-            self._on_admission(message.request_id, error_of(message))
+            self._on_admission(message.request_id, rejection(message))
         elif isinstance(message, EngineStats):
             self.stats = message
         elif isinstance(message, ResetDone):
@@ -625,15 +626,6 @@ def sequences_of(prepared: Prepared, n: int) -> list[EngineRequest]:
         replace(each, sampling=replace(each.sampling, seed=(each.sampling.seed + choice) & SEED_MASK))
         for choice, each in enumerate(requests)
     ]
-
-
-def error_of(refusal: Refused | Rejected) -> BeholderError:
-    """The exception that a refusal from another process stands for."""
-    retry_after_s = refusal.retry_after_s if isinstance(refusal, Rejected) else None
-    kind = ClientError if refusal.status < 500 else ServiceError
-    return kind(
-        refusal.message, code=refusal.code, status=refusal.status, param=refusal.param, retry_after_s=retry_after_s
-    )
 
 
 def _killed_worker(job: Job | Look, reason: str) -> ClientError:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.wire import Rejected
+from preprocess.wire import Refused, Rejected
 
 INTERNAL_ERROR_CODE: Final = "internal_error"
 
@@ -51,13 +51,13 @@ def internal_error(request_id: str) -> ServiceError:
     )
 
 
-def rejection(rejected: Rejected) -> BeholderError:
-    """The error that the engine told as a message."""
-    family = ClientError if rejected.status < 500 else ServiceError
+def rejection(told: Refused | Rejected) -> BeholderError:
+    """The error that another process told as a message."""
+    family = ClientError if told.status < 500 else ServiceError
     return family(
-        rejected.message,
-        status=rejected.status,
-        code=rejected.code,
-        param=rejected.param,
-        retry_after_s=rejected.retry_after_s,
+        told.message,
+        status=told.status,
+        code=told.code,
+        param=told.param,
+        retry_after_s=told.retry_after_s if isinstance(told, Rejected) else None,
     )

@@ -46,6 +46,7 @@ from preprocess.wire import (
     Usage,
     VideoPart,
 )
+from server.complaints import invalid
 from server.decision_models import Decision
 from server.decisions import OPTIONS as DECISION_OPTIONS
 from server.decisions import decisions_of, questions_of, weighed
@@ -398,8 +399,7 @@ class Beholder:
     def _prepare(self, job: Job) -> Prepared:
         prepared = self._preparer.prepare(job)
         if isinstance(prepared, Refused):
-            family = ClientError if prepared.status < 500 else ServiceError
-            raise family(prepared.message, status=prepared.status, code=prepared.code, param=prepared.param)
+            raise rejection(prepared)
         return prepared
 
     def _start(self, prepared: Prepared, request: EngineRequest, started_s: float) -> _Running:
@@ -496,6 +496,8 @@ def _question(picture: Picture | Sequence[Picture], prompt: str | None, max_byte
     parts = [_media_part(item, max_bytes) for item in pictures]
     if prompt is None:
         prompt = DEFAULT_CLIP_PROMPT if any(isinstance(part, VideoPart) for part in parts) else DEFAULT_PROMPT
+    if not isinstance(prompt, str):
+        raise invalid("prompt", f"`prompt` is of type {type(prompt).__name__}; expected a string.")
     return [Message("user", [*parts, TextPart(prompt)])]
 
 
@@ -539,9 +541,20 @@ def _encoded(picture: object, max_bytes: int) -> bytes:
             code="image_unreadable",
         )
     file = io.BytesIO()
+    picture = _upright(picture)
     shown = picture if picture.mode in _PNG_MODES else picture.convert("RGB")
     shown.save(file, "PNG", compress_level=1)
     return file.getvalue()
+
+
+def _upright(picture: PIL.Image.Image) -> PIL.Image.Image:
+    """Turned as its EXIF data says; where those are damaged, as it is."""
+    import PIL.ImageOps
+
+    try:
+        return PIL.ImageOps.exif_transpose(picture)
+    except Exception:  # EXIF comes from a file: reading it may raise anything
+        return picture
 
 
 def _with_data_urls(messages: Sequence[Mapping[str, object]], max_bytes: int) -> list[Any]:

@@ -48,6 +48,21 @@ def test_files_bytes_and_images_are_the_same_picture(beholder, tmp_path):
     assert 0 < first.ttft_ms <= first.total_ms
 
 
+def test_a_pillow_image_is_turned_as_its_file_is(beholder):
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    picture(1).save(file, "JPEG", exif=exif)
+    image = Image.open(io.BytesIO(file.getvalue()))
+    sizes = [beholder.caption(source, **GREEDY).images[0] for source in (file.getvalue(), image)]
+    assert [(size.width, size.height) for size in sizes] == [(32, 48)] * 2
+
+
+def test_a_prompt_that_is_no_string_is_refused_by_name(beholder):
+    with pytest.raises(api.ClientError, match="`prompt` is of type int"):
+        beholder.caption(picture(1), 5)
+
+
 def test_a_stream_says_the_same(beholder):
     pieces = list(beholder.stream(picture(1), **GREEDY))
     assert len(pieces) > 1
