@@ -36,6 +36,8 @@ class Frame:
     received_s: float
     captured_s: float
     is_clip: bool = False
+    order: int = 0
+    """Given by the mailbox that accepted it: a later frame has a larger one."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Mailbox:
     max_queue: int
     latest_only: bool = True
     received: int = 0
+    newest: int = 0
+    """`order` of the newest frame accepted. With `latest_only` no other may wait, not even when that one is gone."""
     captioned: int = 0
     dropped: dict[DropReason, int] = field(default_factory=lambda: dict.fromkeys(DROP_REASONS, 0))
     waiting: deque[Frame] = field(default_factory=deque)
@@ -67,6 +71,7 @@ class Mailbox:
         elif len(self.waiting) >= self.max_queue:
             self.dropped["queue_full"] += 1
             return False
+        frame.order = self.newest = self.received
         self.waiting.append(frame)
         return True
 
@@ -85,10 +90,10 @@ class Mailbox:
             self.out.add(frame)
 
     def put_back(self, frame: Frame) -> None:
-        """Its turn has to come again, unless a newer one has taken the place. Nothing when it is settled."""
+        """Its turn has to come again, unless a newer one has come. Nothing when it is settled."""
         if frame in self.out:
             self.out.remove(frame)
-            if self.latest_only and self.waiting:
+            if self.latest_only and frame.order != self.newest:
                 self.dropped["replaced"] += 1
             else:
                 self.waiting.appendleft(frame)
@@ -96,7 +101,7 @@ class Mailbox:
     def keep_latest_only(self, latest_only: bool) -> None:
         """Change the rule for those that wait."""
         self.latest_only = latest_only
-        while latest_only and len(self.waiting) > 1:
+        while latest_only and self.waiting and self.waiting[0].order != self.newest:
             self.waiting.popleft()
             self.dropped["replaced"] += 1
 
