@@ -17,6 +17,7 @@ from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.models.llama import Llama
 from engine.runner import TorchRunner, VisionEncoder
+from preprocess.arena import available_memory
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.errors import ModelError
 from preprocess.vision.idefics3 import Idefics3Encoder
@@ -128,7 +129,6 @@ def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
+        return available_memory()
+    except OSError:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -41,7 +41,7 @@ class Arena:
         """
         if size < 1:
             raise ValueError(f"an arena needs at least one byte, not {size}")
-        available = _available_memory()
+        available = available_memory()
         if size > available:
             raise OSError(errno.ENOMEM, f"an arena of {size:,} bytes was asked for, {available:,} bytes are available")
         fd = os.memfd_create("beholder-arena", 0)  # flags 0: children inherit it where the launcher says so
@@ -80,8 +80,8 @@ class Arena:
         self.close()
 
 
-def _available_memory() -> int:
-    """Bytes that can be had without swapping, as Linux estimates them."""
+def available_memory() -> int:
+    """Bytes that can be had without swapping, as Linux estimates them. Raises OSError where it does not tell."""
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
             name, _, value = line.partition(":")

@@ -95,8 +95,9 @@ class Preparer:
         self._arena = arena
         self._family: Family = load_family(folder)
         self._prompts = PromptEncoder(folder, self._family)
-        self._answers_follow_text = self._prompts.answers_follow_text
-        self._grammars = GrammarCompiler(after_text=self._answers_follow_text)
+        after_text = self._prompts.answers_follow_text
+        self._no_grammar = CompiledGrammar("", leading_space=after_text)
+        self._grammars = GrammarCompiler(after_text=after_text)
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
@@ -122,7 +123,7 @@ class Preparer:
         check_options(job.options)
         self._check_amount(job)
         wanted = job.options.grammar
-        grammar = CompiledGrammar("", False) if wanted is None else self._grammars.compile(wanted)
+        grammar = self._no_grammar if wanted is None else self._grammars.compile(wanted)
         media = Media(self._arena, job.lease, self._family, self._identity, self._config)
         asked: list[tuple[list[str], list[Item]]]
         segments: list[tuple[float, float]] = []
@@ -176,7 +177,7 @@ class Preparer:
                 stop=job.options.stop,
                 include_stop_str_in_output=job.options.include_stop_str_in_output,
                 skip_special_tokens=job.options.skip_special_tokens,
-                strip_leading_space=self._answers_follow_text if job.options.grammar is None else grammar.leading_space,
+                strip_leading_space=grammar.leading_space,
                 min_tokens=job.options.min_tokens,
             ),
             arrival_s=job.arrival_s,

@@ -62,15 +62,7 @@ def main() -> None:
         if job.generation != child.boot.generation:
             continue
         signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
-        try:
-            reply: WorkerReply = preparer.prepare(job) if isinstance(job, Job) else preparer.look(job)
-        except MemoryError:
-            reply = Refused(
-                job.request_id,
-                "a picture or clip of this request needs more memory to decode than is allowed; send it smaller",
-                status=413,
-                code="image_too_large",
-            )
+        reply: WorkerReply = preparer.prepare(job) if isinstance(job, Job) else preparer.look(job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         outbox.send(encoder.encode(reply))
 

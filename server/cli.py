@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
+from server.request_models import DEFAULT_PROMPT
 from server.settings import OFFLINE_OPTIONS, OPTIONS, Field, Settings, SettingsError, environment_name, flag_name
 
 app: Final = typer.Typer(
@@ -23,7 +24,6 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
-DEFAULT_PROMPT: Final = "Describe the picture."
 WATCH_OPTIONS: Final = tuple(name for name in OFFLINE_OPTIONS if name not in {"max_images", "max_video_frames"})
 
 

@@ -22,6 +22,8 @@ from server.image_store import IMAGE_ID
 from server.presets import ask_preset, find_preset, with_preset
 from server.request_models import (
     CAPTION_FIELDS,
+    DEFAULT_CLIP_PROMPT,
+    DEFAULT_PROMPT,
     HARMLESS,
     MESSAGE_EXTRAS,
     TIMED_FORMATS,
@@ -38,8 +40,6 @@ from server.shape_models import SHAPE_FIELDS
 from server.shape_rules import shape_from_text
 from server.tool_rules import calls_of, tools_of
 
-DEFAULT_PROMPT: Final = "Describe the picture."
-DEFAULT_CLIP_PROMPT: Final = "Describe the video."
 MAX_CHOICES: Final = 16
 MAX_FPS: Final = 240
 _SESSION_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")

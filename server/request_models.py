@@ -10,6 +10,10 @@ from preprocess.wire import Detail
 from server.shape_models import ResponseFormat, StructuredOutputs
 from server.tool_models import Tool, ToolCallOut, ToolChoice
 
+DEFAULT_PROMPT: Final = "Describe the picture."
+DEFAULT_CLIP_PROMPT: Final = "Describe the video."
+"""What is asked where nobody asks anything."""
+
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `image_url` of a content part."""
