@@ -1,4 +1,4 @@
-"""The mailbox alone: with `latest`, nothing older than the newest accepted frame may wait, even when that one is gone."""
+"""The mailbox alone: with `latest`, nothing older than the newest accepted frame may wait, even once that is gone."""
 
 from __future__ import annotations
 
