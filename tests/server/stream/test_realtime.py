@@ -57,6 +57,7 @@ def test_the_stock_client_shows_a_picture_and_hears_about_it(server: Any, run: A
             done = (await until(connection, "response.done", events)).response
             assert [event.type for event in events if event.type != "response.output_text.delta"] == [
                 "response.created",
+                "rate_limits.updated",
                 "response.output_item.added",
                 "conversation.item.added",
                 "response.content_part.added",

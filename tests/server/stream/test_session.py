@@ -11,12 +11,12 @@ from streaming import check_event
 
 from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import Delta, ImagePart, Looked, TextPart, Usage, VideoPart
-from server.request_models import SAMPLING_FIELDS
+from server.presets import load_presets
+from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS
 from server.settings import Settings
-from server.stream.configuration import limits_of
 from server.stream.events import Ask
-from server.stream.presets import PRESETS
 from server.stream.session import Session
+from server.stream.terms import terms_of
 from server.stream.work import Cancel, Close, LookAt, Start, State
 
 JPEG = b"\xff\xd8 a picture"
@@ -26,9 +26,9 @@ class Driven:
     """A session, its driver and its reader."""
 
     def __init__(self, **options: object) -> None:
-        settings = Settings.load({"max_images": 8, **options})
+        settings = Settings.load({"max_images": 8, "served_model_name": "tiny,alias", **options})
         self.now = 100.0
-        self.session = Session("s", "secret", ("tiny", "alias"), limits_of(settings), self.now)
+        self.session = Session("s", "secret", terms_of(settings), self.now)
         self.events: list[dict[str, Any]] = []
         self.actions: list[Any] = []
         self.take()
@@ -113,7 +113,8 @@ def test_the_first_event_tells_id_token_settings_and_limits(driven: Driven) -> N
     assert (created["type"], created["seq"]) == ("session.created", 1)
     assert (created["session_id"], created["resume_token"]) == ("s", "secret")
     assert created["session"]["trigger"]["mode"] == "manual"
-    assert created["session"]["prompt"] == PRESETS["caption"]
+    assert created["session"]["prompt"] == DEFAULT_PROMPT
+    assert created["capabilities"]["presets"] == list(load_presets(""))
     assert created["limits"]["max_fps"] == 30
 
 
@@ -130,7 +131,8 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
     assert session["trigger"] == {"mode": "interval", "interval_ms": 1000, "change_threshold": 4}
     driven.update(prompt=None, temperature=None, trigger=None)
     session = driven.of("session.updated")[-1]["session"]
-    assert (session["preset"], session["temperature"], session["trigger"]["mode"]) == ("caption", None, "manual")
+    assert (session["prompt"], session["preset"]) == (DEFAULT_PROMPT, None)
+    assert (session["temperature"], session["trigger"]["mode"]) == (None, "manual")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +140,7 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
     [
         ({"promt": "x"}, "session.promt"),
         ({"prompt": ""}, "session.prompt"),
-        ({"prompt": "a", "preset": "short"}, "session.preset"),
-        ({"preset": "none such"}, "session.preset"),
+        ({"preset": "yes_no"}, "session.prompt"),
         ({"model": "other"}, "session.model"),
         ({"trigger": {"mode": "always"}}, "session.trigger.mode"),
         ({"trigger": {"mode": "manual", "interval_ms": 5}}, "session.trigger.interval_ms"),
@@ -153,7 +154,15 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
         ({"context_frames": -1}, "session.context_frames"),
         ({"detail": "max"}, "session.detail"),
         ({"pinned_ids": [7]}, "session.pinned_ids"),
-        ({"response_format": {"type": "json_object"}}, "session.response_format"),
+        ({"response_format": {"type": "yaml"}}, "session.response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "session.response_format.json_schema"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "session.structured_outputs"),
+        (
+            {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}},
+            "session.structured_outputs",
+        ),
+        ({"max_pixels": 0}, "session.max_pixels"),
+        ({"max_pixels": 100_000_001}, "session.max_pixels"),
         ({"max_tokens": 4096}, "session.max_tokens"),
         ({"temperature": 3}, "session.temperature"),
         ({"top_p": "high"}, "session.top_p"),
