@@ -20,7 +20,7 @@ from server.complaints import invalid
 from server.presets import Preset, given_fields, left_open, preset_of, with_preset
 from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS, Sampling
 from server.sampling_rules import generation_options
-from server.shape_models import JsonSchemaFormat, StructuredOutputs, is_given
+from server.shape_models import SHAPE_FIELDS, JsonSchemaFormat, StructuredOutputs, is_given
 from server.stream.events import SESSION_SAMPLING, Ask
 from server.stream.terms import Terms
 
@@ -70,10 +70,11 @@ def asked_question(ask: Ask, own: Mapping[str, Any], session: Question, terms: T
         named = None if ask.preset is None else preset_of(terms.presets, ask.preset)
         if named is not None:
             sampling = with_preset(sampling, named)
+        shape_from = "response" if given_fields(sampling) & set(SHAPE_FIELDS) else "session"
         sampling = _with_own(sampling, own)
         if ask.prompt is None and named is None and "preset" in own:
             sampling = with_preset(sampling, preset_of(terms.presets, own["preset"]))
-        return _question(_prompt(ask.prompt, named, session.prompt), sampling, terms, "response")
+        return _question(_prompt(ask.prompt, named, session.prompt), sampling, terms, shape_from)
     except ClientError as error:
         raise below("response", error) from None
 
@@ -106,7 +107,7 @@ def _check_tokens(sampling: Sampling, terms: Terms) -> None:
         raise invalid(name, f"`{name}` is {num_tokens}; expected at most {limit}.")
 
 
-def _question(prompt: str, sampling: Sampling, terms: Terms, path: str) -> Question:
+def _question(prompt: str, sampling: Sampling, terms: Terms, shape_from: str) -> Question:
     num_tokens = sampling.max_completion_tokens if sampling.max_tokens is None else sampling.max_tokens
     shown = msgspec.structs.replace(
         sampling,
@@ -115,7 +116,7 @@ def _question(prompt: str, sampling: Sampling, terms: Terms, path: str) -> Quest
     )
     options = generation_options(shown)
     if options.grammar is not None:  # a worker compiles it later; its refusal shall name the same field
-        grammar = msgspec.structs.replace(options.grammar, param=f"{path}.{options.grammar.param}")
+        grammar = msgspec.structs.replace(options.grammar, param=f"{shape_from}.{options.grammar.param}")
         options = msgspec.structs.replace(options, grammar=grammar)
     return Question(prompt, _complete(shown), options)
 

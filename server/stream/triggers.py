@@ -115,6 +115,9 @@ class Triggered(Answering):
             newest = frames[-1] if frames else None
         for frame in frames:
             self.mailbox.take_this(frame)
+        look = self._look
+        if look is not None and look.frame in frames and not look.for_reference:
+            self._give_up_look()  # the frame is this response's now
         self._begin("manual", frames, newest, asked.received_s, now_s, asked)
 
     # ---- looking ---------------------------------------------------------------------------------------------------
@@ -123,6 +126,11 @@ class Triggered(Answering):
         self._serial += 1
         self._look = _Look(f"look-{self.id}-{self._serial}", frame, for_reference)
         self._actions.append(LookAt(self._look.id, frame.data, self._reference))
+
+    def _give_up_look(self) -> None:
+        assert self._look is not None
+        self._actions.append(Cancel(self._look.id))
+        self._look = None
 
     def _looked_at(self, look_id: str) -> _Look | None:
         """The look of that id, which is over; None when it was given up before."""
@@ -180,9 +188,9 @@ class Triggered(Answering):
     def _drop_frames(self, reason: DropReason) -> None:
         self._reception.forget_parts()
         if self._look is not None:
-            self._actions.append(Cancel(self._look.id))
-            self.mailbox.drop(self._look.frame, reason)
-            self._look = None
+            if not self._look.for_reference:
+                self.mailbox.drop(self._look.frame, reason)
+            self._give_up_look()
         self.mailbox.clear(reason)
 
     def _forget(self) -> None:

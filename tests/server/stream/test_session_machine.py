@@ -126,12 +126,14 @@ class Machine(RuleBasedStateMachine):
         max_pixels=st.sampled_from([None, 0, 1, 5000]),
     )
     def question(self, question: dict[str, Any], shape: dict[str, Any], max_pixels: int | None) -> None:
+        self.read()
         before = self.session.settings
         self.text({"type": "session.update", "session": {**question, **shape, "max_pixels": max_pixels}})
         after = self.session.settings
         if after is not before:  # what is shown may be sent back, and changes nothing
-            self.text({"type": "session.update", "session": json.loads(msgspec.json.encode(after))})
-            assert self.session.settings == after or self.session.state is not State.CONNECTED
+            shown = json.loads(msgspec.json.encode(after))
+            self.text({"type": "session.update", "session": shown})
+            assert json.loads(msgspec.json.encode(self.session.settings)) == shown
 
     @rule()
     def frame(self) -> None:
@@ -159,6 +161,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(ODD_TEXT))
     def odd_text(self, text: str) -> None:
+        self.read()  # who does not read is sent away sooner or later
         state = self.session.state
         self.session.receive_text(text, self.now)
         assert self.session.state is state
@@ -292,6 +295,15 @@ class Machine(RuleBasedStateMachine):
     def every_frame_is_accounted_for(self) -> None:
         self.session.mailbox.check()
         assert self.session.held_bytes <= TERMS.limits.max_held_bytes
+
+    @invariant()
+    def what_is_being_answered_or_looked_at_is_pending_or_captioned(self) -> None:
+        look = self.session._look
+        if look is not None and not look.for_reference:
+            assert look.frame in self.session.mailbox.out
+        active = self.session._active
+        if active is not None and active.trigger != "manual" and active.num_prompt_tokens == 0:
+            assert active.newest in self.session.mailbox.out
 
     @invariant()
     def the_driver_and_the_session_agree(self) -> None:
