@@ -175,6 +175,7 @@ class Lifetime(abc.ABC, Generic[R]):
         elif not self._rates.bytes.admits(now_s, num_bytes):
             what = f"more than {self.limits.max_bytes_per_s / (1 << 20):g} MiB a second (--stream-max-mb-per-s)"
         else:
+            self._rates.note(now_s)
             return True
         error = ClientError(f"The client sent {what}; send less.", code="rate_limited", status=429, retry_after_s=1.0)
         self.end(CloseCode.RATE_LIMITED, "rate limited", now_s, error)

@@ -128,7 +128,6 @@ class Session(Triggered):
         return decode_event(raw)
 
     def _on_event(self, event: ClientEvent, now_s: float) -> None:
-        self._rates.note(now_s)
         if isinstance(event, SessionUpdate):
             self._on_update(event)
         elif isinstance(event, ResponseCreate):
