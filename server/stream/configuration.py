@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from preprocess.errors import ClientError
 from preprocess.options import bounded
-from server.complaints import invalid, of_validation, unsupported
+from server.complaints import decode, invalid, unsupported
 from server.request_models import DEFAULT_PROMPT
 from server.shape_models import TextFormat
 from server.stream.events import SESSION_SAMPLING, Ask, SessionPatch, SessionSettings, Trigger, TriggerPatch
@@ -22,6 +22,7 @@ from server.stream.terms import TRIGGERS, Terms
 MAX_TEXT: Final = 32_768
 """Most characters of a prompt or of instructions."""
 MAX_INTERVAL_MS: Final = 86_400_000
+_patch_decoder: Final = msgspec.json.Decoder(SessionPatch)
 DEFAULT_INTERVAL_MS: Final = 1000.0
 DEFAULT_THRESHOLD: Final = 4.0
 
@@ -51,9 +52,9 @@ def patched(raw: msgspec.Raw, current: Configuration, terms: Terms) -> Configura
         ClientError: Naming the field; nothing has changed then.
     """
     try:
-        patch = msgspec.json.decode(raw, type=SessionPatch)
-    except msgspec.ValidationError as error:
-        raise below("session", of_validation(error, SessionPatch)) from None
+        patch = decode(_patch_decoder, bytes(raw))
+    except ClientError as error:
+        raise below("session", error) from None
     given = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
     own = dict(current.own)
     if given.keys() & {"prompt", "preset"}:  # both are one question

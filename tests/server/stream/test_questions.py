@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 from driven_session import JPEG, Driven
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from preprocess.wire import Delta, ImagePart, TextPart, VideoPart
 from server.presets import load_presets
 from server.request_models import DEFAULT_PROMPT
 from server.settings import SettingsError
+from server.stream.events import Ask, SessionPatch
 from server.stream.work import CloseCode, State
 
 OBJECT = {"type": "json_schema", "json_schema": {"name": "o", "schema": {"type": "object"}}}
@@ -286,3 +289,72 @@ def test_an_answer_in_a_shape_is_told_as_any_other(driven: Driven) -> None:
     driven.session.on_delta(name, Delta(name, ' ["cup"]}', [2], finish_reason="stop"), driven.now)
     driven.take()
     assert json.loads(driven.of("response.done")[-1]["text"]) == {"objects": ["cup"]}
+
+
+# ---- anything -------------------------------------------------------------------------------------------------------
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["text", "json_schema", "yes_no", "on_change", "a{9999999}", "(", "queue"]),
+    lambda inside: (
+        st.lists(inside, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "mode", "json_schema", "schema", "name", "choice", "regex", "json", "grammar", "a"]
+            ),
+            inside,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+FIELDS = sorted({*SessionPatch.__struct_fields__, *Ask.__struct_fields__})
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["session.update", "response.create"]),
+            st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=3),
+        ),
+        max_size=6,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_field_holds_it_is_taken_or_refused_by_name(events: list[tuple[str, dict[str, Any]]]) -> None:
+    driven = Driven()
+    driven.frame()
+    for kind, fields in events:
+        before, num_errors = driven.session.settings, len(driven.of("error"))
+        name = "session" if kind == "session.update" else "response"
+        driven.say(kind, **{name: fields})
+        assert driven.session.state is State.CONNECTED
+        if len(driven.of("error")) > num_errors:
+            assert driven.session.settings == before
+            assert driven.error["code"] not in {"internal_error", "unknown_event"}
+            if driven.error["code"] != "invalid_json":  # JSON may escape what is no Unicode
+                assert driven.error["param"].startswith(name), driven.error
+        elif name == "session":
+            assert driven.events[-1]["type"] == "session.updated"
+
+
+@pytest.mark.parametrize("depth", [100, 5_000, 100_000])
+def test_deep_json_is_refused_or_kept_as_it_is(driven: Driven, depth: int) -> None:
+    schema = "[" * depth + "]" * depth
+    text = f'{{"type": "session.update", "session": {{"structured_outputs": {{"json": {schema}}}}}}}'
+    driven.session.receive_text(text, driven.now)
+    assert driven.session.state is State.CONNECTED
+    assert driven.session.outbox.take() is not None
+
+
+@pytest.mark.parametrize(
+    "text", ['{"type": "session.update", "session": {"prompt": "\\ud800"}}', '{"type": "\\udfff"}']
+)
+def test_text_that_is_no_unicode_is_refused(driven: Driven, text: str) -> None:
+    driven.session.receive_text(text, driven.now)
+    driven.take()
+    assert driven.error["code"] == "invalid_json"

@@ -218,6 +218,20 @@ def test_what_is_not_served_is_refused_by_name(
     run(story())
 
 
+def test_json_nested_too_deeply_is_an_error_and_the_session_goes_on(server: Any, run: Any) -> None:
+    async def story() -> None:
+        async with await server.connect("/v1/realtime", subprotocols=["realtime"]) as client:
+            await client.next()
+            await client.socket.send(
+                '{"type": "conversation.item.create", "item": ' + "[" * 100_000 + "]" * 100_000 + "}"
+            )
+            assert (await client.until("error"))["error"]["code"] == "invalid_json"
+            await client.say("response.create")
+            assert (await client.until("error"))["error"]["code"] == "conversation_empty"
+
+    run(story())
+
+
 def test_another_model_and_binary_messages_do_not_pass(server: Any, run: Any) -> None:
     async def story() -> None:
         with pytest.raises(InvalidStatus) as refused:
