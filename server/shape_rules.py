@@ -52,8 +52,6 @@ def _structured(structured: StructuredOutputs) -> Grammar:
         text = _text(structured.json, param)
         if text.startswith('"'):
             text = json.loads(text)
-            if not _is_unicode(text):
-                raise invalid(param, f"`{param}` has an escape in it that is no Unicode.")
         wanted.append(Grammar("json_schema", text, param, any_whitespace))
     if structured.json_object:
         wanted.append(Grammar("json_schema", _ANY_OBJECT, "structured_outputs.json_object", any_whitespace))
@@ -73,15 +71,6 @@ def _structured(structured: StructuredOutputs) -> Grammar:
         )
     _check_length(len(wanted[0].text), wanted[0].param)
     return wanted[0]
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON may escape half of a surrogate pair, which nobody can encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _text(raw: msgspec.Raw, param: str) -> str:

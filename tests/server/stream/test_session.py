@@ -76,7 +76,6 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
             {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}},
             "session.structured_outputs",
         ),
-        ({"structured_outputs": {"json": "\ud800"}}, "session.structured_outputs.json"),
         ({"max_pixels": 0}, "session.max_pixels"),
         ({"max_pixels": 100_000_001}, "session.max_pixels"),
         ({"max_tokens": 4096}, "session.max_tokens"),
