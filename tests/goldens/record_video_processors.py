@@ -6,7 +6,7 @@ num2words), and its output lies beside it:
     PYTHONPATH=tests python tests/goldens/record_video_processors.py tests/goldens
 
 Settings are those of a model folder. Pixels are stored as the uint8 values before normalising, in the layout of the
-processor: patches for Qwen, frames for SmolVLM. LANCZOS is BICUBIC where torchvision is older than 0.27.
+processor: patches for Qwen, frames for SmolVLM. Use torchvision 0.27 or later: before, LANCZOS is BICUBIC.
 """
 
 from __future__ import annotations
