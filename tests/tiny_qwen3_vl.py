@@ -69,7 +69,7 @@ def tiny_qwen3_vl(
     tokenizer = tiny_tokenizer(SPECIAL_TOKENS)
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     prefix = "Qwen3VLMoe" if experts else "Qwen3VL"
-    mixture = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+    mixture = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]}
     config = getattr(transformers, f"{prefix}Config")(
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
