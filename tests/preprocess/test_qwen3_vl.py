@@ -93,12 +93,12 @@ def test_frames_and_times_equal_the_reference(published: Qwen3VLClips, num_frame
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
     timeline = steady(num_frames, fps)
-    metadata = SimpleNamespace(total_num_frames=num_frames, fps=float(timeline.rate))
-    processor = SimpleNamespace(fps=2, min_frames=4, max_frames=768)
+    metadata: Any = SimpleNamespace(total_num_frames=num_frames, fps=float(timeline.rate))
+    processor: Any = SimpleNamespace(fps=2, min_frames=4, max_frames=768)
     expected = Qwen3VLVideoProcessor.sample_frames(processor, metadata).tolist()
     frames = published.sample(timeline, 0, 0)
     assert frames == expected
-    times = Qwen3VLProcessor._calculate_timestamps(None, list(expected), float(timeline.rate), 2)
+    times = Qwen3VLProcessor._calculate_timestamps(processor, list(expected), float(timeline.rate), 2)
     placeholder = published.placeholder(
         published.layout(320, 240, len(frames)), [timeline.time_s(frame) for frame in frames], timeline.duration_s
     )
@@ -178,8 +178,8 @@ def test_every_item_stands_in_a_frame_of_its_own(tmp_path: Path, monkeypatch: py
     folder = tiny_qwen3_vl(tmp_path)
     preparer = Preparer(PreprocessConfig(str(folder)), None)
     monkeypatch.setattr(preprocess.media, "open_clip", lambda *_: Played(CLIPS["four seconds"]))
-    question = [VideoPart(b"x", max_frames=4), TextPart("?")]
-    answer = preparer.prepare(Job("r", [Message("user", question)], GenerationOptions(), Lease(), 0.0))
+    question = Message("user", [VideoPart(b"x", max_frames=4), TextPart("?")])
+    answer = preparer.prepare(Job("r", [question], GenerationOptions(), Lease(), 0.0))
     assert isinstance(answer, Prepared), answer
     ids = np.frombuffer(answer.request.prompt_ids, "<i8")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
