@@ -334,7 +334,7 @@ def test_pixels_of_failed_requests_stay_leased_until_a_living_engine_has_reset()
 def test_a_job_learns_how_long_a_context_the_engine_takes() -> None:
     async def story(scripted: Scripted) -> None:
         scripted.tell(ResetDone(scripted.dispatcher.epoch, max_context=777))
-        await started(scripted)
+        (await started(scripted)).cancel()
         assert scripted.jobs()[-1].max_context == 777
 
     run(story)
