@@ -334,8 +334,12 @@ def test_pixels_of_failed_requests_stay_leased_until_a_living_engine_has_reset()
 def test_a_job_learns_how_long_a_context_the_engine_takes() -> None:
     async def story(scripted: Scripted) -> None:
         scripted.tell(ResetDone(scripted.dispatcher.epoch, max_context=777))
-        (await started(scripted)).cancel()
+        task = submit(scripted)
+        await settle()
         assert scripted.jobs()[-1].max_context == 777
+        scripted.tell(Refused(scripted.jobs()[-1].request_id, "no", 400, "bad"))
+        with pytest.raises(ClientError):
+            await task
 
     run(story)
 
