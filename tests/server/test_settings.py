@@ -17,8 +17,11 @@ def test_defaults_pass_their_own_checks():
 
 
 def test_defaults_agree_with_the_configs_that_they_fill():
-    assert Settings().engine_config() == EngineConfig(model="")
-    assert Settings().preprocess_config() == PreprocessConfig(model="")
+    on_gpu = Settings(device="cuda")
+    assert on_gpu.engine_config() == EngineConfig(model="", device="cuda")
+    assert on_gpu.preprocess_config() == PreprocessConfig(model="")
+    assert Settings().engine_config() == EngineConfig(model="", max_picture_tokens=1280)
+    assert Settings().preprocess_config() == PreprocessConfig(model="", max_picture_tokens=1280)
 
 
 def test_command_line_beats_environment_beats_default():
