@@ -123,7 +123,7 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     A head (a, b) of two halves becomes (a cos - b sin, b cos + a sin): with `roll` swapping the halves and the first
     half of the sines negated, that is `head * cos + roll(head) * sin`, three operations for all heads.
     """
-    torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin, out=heads)
+    torch.addcmul(heads * cos, heads.roll(heads.size(-1) // 2, -1), sin, out=heads)
 
 
 def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
