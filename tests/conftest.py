@@ -27,7 +27,7 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-for _name in ("tiny_models", "packed_models", "serving", "streaming", "soak", "clips"):
+for _name in ("tiny_models", "packed_models", "serving", "streaming", "soak", "clips", "browser"):
     _load(_name)
 
 
