@@ -81,6 +81,10 @@ class _HttpServer(uvicorn.Server):
 async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> None:
     loop = asyncio.get_running_loop()
     app = create_app(settings, dispatcher)
+    if settings.ui:
+        from ui.app import mount  # the only step of server towards ui: this process puts the two together
+
+        mount(app, child.boot.socket_folder)
     config = uvicorn.Config(
         app,
         http=HttpConnection,

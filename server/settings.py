@@ -75,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Web origins (https://example.org) whose pages may call this server ('*': any). Same origin always may."
         ),
     ] = ()
+    ui: Annotated[bool, Option("The web UI at /ui, where beholder[ui] is installed.")] = True
     max_body_mb: Annotated[float, Option("Largest request body.", unit="MiB", low=0.001, high=4096)] = 64
     request_timeout_s: Annotated[
         float, Option("Longest time that one request may take, waiting included.", unit="s", low=0.1, high=86_400)

@@ -1,0 +1,7 @@
+class Live extends HTMLElement {
+  connectedCallback() {
+    this.textContent = "Live";
+  }
+}
+
+customElements.define("beholder-live", Live);

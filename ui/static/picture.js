@@ -1,0 +1,7 @@
+class Picture extends HTMLElement {
+  connectedCallback() {
+    this.textContent = "Picture";
+  }
+}
+
+customElements.define("beholder-picture", Picture);
