@@ -9,7 +9,14 @@ import gradio as gr
 # Relative addresses, so that a proxy may put the server below any path.
 HEAD: Final = """
 <link rel="icon" href="own/icon.svg" type="image/svg+xml">
+<link rel="preload" href="own/garamond.woff2" as="font" type="font/woff2" crossorigin>
+<link rel="preload" href="own/source-sans.woff2" as="font" type="font/woff2" crossorigin>
 <link rel="stylesheet" href="own/theme.css">
+<link rel="stylesheet" href="own/header.css">
+<link rel="stylesheet" href="own/live.css">
+<link rel="stylesheet" href="own/picture.css">
+<link rel="stylesheet" href="own/placard.css">
+<link rel="stylesheet" href="own/engine_page.css">
 <meta name="color-scheme" content="light dark">
 <script src="own/appearance.js"></script>
 <script type="module" src="own/main.js"></script>

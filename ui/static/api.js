@@ -119,8 +119,8 @@ export function askForKey(message) {
         <p></p>
         <label>Key <input type="password" name="key" autocomplete="current-password" required></label>
         <p class="hint">It is kept in this tab only, and forgotten when you close it.</p>
-        <div class="row"><button class="primary" value="ok">Continue</button>
-        <button value="" formnovalidate>Not now</button></div>
+        <div class="row"><button class="button primary" value="ok">Continue</button>
+        <button class="button" value="" formnovalidate>Not now</button></div>
       </form>`;
     dialog.querySelector("p").textContent = message;
     dialog.addEventListener("close", () => {
