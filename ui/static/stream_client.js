@@ -8,6 +8,7 @@ const MAX_BUFFERED = 256 * 1024; // an old frame in the network's queue is worse
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 4000;
 const PING_EVERY_MS = 15_000;
+const OPENINGS = ["session.created", "session.resumed", "session.resync_required"];
 
 /**
  * Events, all CustomEvents:
@@ -67,10 +68,20 @@ export class StreamClient extends EventTarget {
     return this.state === "live" && this.#socket?.bufferedAmount < MAX_BUFFERED;
   }
 
+  /** What was last asked of the server. */
+  get settings() {
+    return this.#settings;
+  }
+
   /** Changes settings of this session and of those that may follow it. */
   update(settings) {
-    this.#settings = { ...this.#settings, ...settings };
+    this.settle(settings);
     this.#say({ type: "session.update", event_id: `update-${++this.#nextId}`, session: settings });
+  }
+
+  /** The same, said when the session begins: for listeners of `session.created`. */
+  settle(settings) {
+    this.#settings = { ...this.#settings, ...settings };
   }
 
   /**
@@ -164,11 +175,9 @@ export class StreamClient extends EventTarget {
           this.#session = { id: event.session_id, token: event.resume_token, seq: 0 };
           [this.limits, this.capabilities] = [event.limits, event.capabilities];
           live = true;
-          this.#say({ type: "session.update", event_id: "settings", session: this.#settings });
         } else if (event.type === "session.resumed" || event.type === "session.resync_required") {
           live = true;
           if (event.next_seq) this.#session.seq = event.next_seq - 1;
-          this.#say({ type: "session.update", event_id: "settings", session: this.#settings }); // changed meanwhile
         } else if (!live && event.type !== "error") {
           return; // of the session that a resumed one replaces
         }
@@ -177,6 +186,9 @@ export class StreamClient extends EventTarget {
         if (event.type === "error" && event.error.fatal) this.#failure = event.error;
         this.dispatchEvent(new CustomEvent("event", { detail: event }));
         this.dispatchEvent(new CustomEvent(event.type, { detail: event }));
+        if (OPENINGS.includes(event.type)) {
+          this.#say({ type: "session.update", event_id: "settings", session: this.#settings });
+        }
       };
       socket.onclose = ({ code, reason }) => {
         if (this.#socket === socket) this.#socket = null;
