@@ -248,7 +248,7 @@ class _Launcher:
         facts = self._engine.facts
         _say(f"model    {self._settings.model_name} ({self._settings.model})")
         _say(f"limits   context {facts['context']} tokens, KV cache {facts['kv_tokens']} tokens")
-        _say(f"ready    http://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
+        _say(f"ready    {self._settings.scheme}://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
 
 
 class _Signals:

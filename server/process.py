@@ -97,6 +97,8 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
         ws_per_message_deflate=False,  # pictures do not get smaller
         timeout_graceful_shutdown=max(1, round(settings.grace_s)) + CANCEL_AFTER_GRACE_S,
         timeout_keep_alive=75,
+        ssl_certfile=settings.tls_certificate or None,
+        ssl_keyfile=settings.tls_key or None,
     )
     server = _HttpServer(config, child)
 

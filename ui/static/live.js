@@ -29,7 +29,10 @@ class Live extends HTMLElement {
     if (this.firstChild) return; // moved, not new
     this.innerHTML = markup({ secure: camerasAllowed(), screens: screensAllowed() });
     this.#prompt = new LivePrompt(this.#$(".live-prompt"));
-    this.#prompt.addEventListener("change", () => this.#session?.update());
+    this.#prompt.addEventListener("change", () => {
+      this.#$(".live-beside").dataset.long = this.#prompt.isLong;
+      this.#session?.update();
+    });
     this.#figures = new LiveFigures(this.#$(".live-figures"));
     this.#strip = new LiveStrip(this.#$(".live-strip"), this.#history, {
       copy: (text) => this.#copy(text),
@@ -89,9 +92,6 @@ class Live extends HTMLElement {
   #begin() {
     const source = this.#source;
     source.onEnded = () => this.stop(source.kind === "screen" ? "Sharing has ended." : "The camera was taken away.");
-    const isMirrored = source.kind === "camera" && source.facing !== "environment";
-    this.#$("[name=mirror]").checked = isMirrored;
-    this.dataset.mirror = isMirrored;
     this.dataset.source = source.kind;
     this.dataset.phase = "running";
     this.#$(".live-picture").dataset.still = source.isStill;
@@ -118,7 +118,7 @@ class Live extends HTMLElement {
       this.#$(".live-stale").textContent = message;
     });
     session.run();
-    this.#$("[data-do=stop]").focus({ preventScroll: true });
+    this.#$(".live-bar [data-do=snap]").focus({ preventScroll: true }); // the start buttons are gone; space looks now
   }
 
   #onState(session, state, message) {

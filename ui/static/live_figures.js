@@ -3,7 +3,7 @@
 const FIGURES = [
   ["age", "Frame age", "From taking the picture to the first word about it, as seen in this browser"],
   ["ttft", "First word", "From the start of the answer to its first word, on the server"],
-  ["speed", "Words", "Speed of the answer in tokens a second"],
+  ["speed", "Speed", "How fast the words come, in tokens a second"],
   ["received", "Frames in", "Pictures that the server has taken"],
   ["captioned", "Captioned", "Pictures that were described"],
   ["dropped", "Dropped", "Pictures that were not looked at: a newer one came, or nothing had changed"],
@@ -30,7 +30,7 @@ export class LiveFigures {
   /** A response is finished. */
   response({ ttftMs, tokensPerS, visionTokens, cachedTokens, inputTokens }) {
     this.#set("ttft", milliseconds(ttftMs));
-    this.#set("speed", tokensPerS ? `${Math.round(tokensPerS)}/s` : "–");
+    this.#set("speed", tokensPerS ? `${Math.round(tokensPerS)} tok/s` : "–");
     this.#set("vision", visionTokens);
     this.#set("cached", inputTokens ? `${cachedTokens} of ${inputTokens}` : "–");
   }

@@ -5,6 +5,8 @@ import { get } from "./api.js";
 const FIRST = "one_line"; // short: a live picture changes before long answers are read
 const QUIET_MS = 500; // nobody types for so long: the words are meant
 
+const LONG = 80; // tokens
+
 const MODES = [
   ["on_change", "On change", "Speaks when the picture has changed."],
   ["continuous", "Always", "Looks again as soon as the last answer is finished."],
@@ -23,7 +25,7 @@ export class LivePrompt extends EventTarget {
     super();
     this.#root = root;
     root.innerHTML = `
-      <label class="field"><span>Say</span><select class="prompt-preset" aria-label="What to say"></select></label>
+      <label class="field"><span>What to say</span><select class="prompt-preset"></select></label>
       <label class="field"><span class="prompt-name">In these words</span>
         <textarea class="prompt-text" rows="2" maxlength="4000" spellcheck="true"></textarea></label>
       <fieldset class="segments" aria-label="When to look">
@@ -83,6 +85,11 @@ export class LivePrompt extends EventTarget {
   /** What the preset is called, for the records: "" when its words were changed. */
   get title() {
     return this.#preset && this.words === this.#preset.prompt ? this.#preset.title : "";
+  }
+
+  /** Whether more than a sentence or two is to be expected. */
+  get isLong() {
+    return (this.#preset?.sampling.max_tokens ?? LONG) >= LONG;
   }
 
   /** Fields of `session.update`. @param capabilities of the session, or null before there is one */
