@@ -34,9 +34,7 @@ def test_keys_folders_and_addresses_are_not_told(client_of: Any, service: Any, t
     }
     app = create_app(Settings.load(secret), service)
     told = client_of(app, authorization="Bearer swordfish").get("/v1/server").text
-    assert not [
-        value for value in (*secret.values(), "api_key", "127.0.0.1") if value in told.replace(tmp_path.name, "")
-    ]
+    assert not [value for value in (*secret.values(), "api_key", "127.0.0.1") if value in told]
     assert client_of(app).get("/v1/server").status_code == 401
 
 
