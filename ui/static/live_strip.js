@@ -71,10 +71,10 @@ export class LiveStrip {
       <p class="strip-about"><time datetime="${new Date(entry.firstAt).toISOString()}"></time></p>
       <p class="strip-words"></p>
       <p class="strip-does">
-        <button type="button" class="button quiet round" data-do="copy" aria-label="Copy">${icon("copy")}</button>
-        <button type="button" class="button quiet round" data-do="star" aria-label="Star" aria-pressed="false">${icon("star")}</button>
-        <button type="button" class="button quiet round" data-do="up" aria-label="Good" aria-pressed="false">${icon("up")}</button>
-        <button type="button" class="button quiet round" data-do="down" aria-label="Not good" aria-pressed="false">${icon("down")}</button>
+        <button type="button" class="button quiet round" data-card="copy" aria-label="Copy">${icon("copy")}</button>
+        <button type="button" class="button quiet round" data-card="star" aria-label="Star" aria-pressed="false">${icon("star")}</button>
+        <button type="button" class="button quiet round" data-card="up" aria-label="Good" aria-pressed="false">${icon("up")}</button>
+        <button type="button" class="button quiet round" data-card="down" aria-label="Not good" aria-pressed="false">${icon("down")}</button>
       </p>`;
     card.querySelector(".strip-words").textContent = entry.shown;
     card.querySelector(".strip-words").title = entry.shown;
@@ -94,7 +94,7 @@ export class LiveStrip {
     }
     const entry = this.#history.find(Number(button.closest("li").dataset.id));
     if (!entry) return;
-    const action = button.dataset.do;
+    const action = button.dataset.card;
     if (action === "copy") return this.#copy(entry.shown);
     if (action === "star") entry.starred = !entry.starred;
     if (action === "up" || action === "down") {
@@ -103,7 +103,7 @@ export class LiveStrip {
     }
     const card = this.#cards.get(entry.id);
     for (const [name, on] of [["star", entry.starred], ["up", entry.rating === "up"], ["down", entry.rating === "down"]]) {
-      card.querySelector(`[data-do="${name}"]`).setAttribute("aria-pressed", on);
+      card.querySelector(`[data-card="${name}"]`).setAttribute("aria-pressed", on);
     }
     this.#showCount();
   }

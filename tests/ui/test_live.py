@@ -1,0 +1,288 @@
+"""The Live page in a real browser, with a camera that shows penguins and a farm by turns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PHONE, PICTURES, Visit, camera_file, chromium
+from serving import Served
+
+WORDS = ".live-beside"
+CARD = ".strip-card"
+SCENES = re.compile("penguin|tractor|cow")
+
+
+@pytest.fixture(scope="module")
+def camera(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("camera") / "scenes.y4m"
+    return camera_file(path, [PICTURES / "penguins.jpg", PICTURES / "farm.jpg"], hold_s=1.5)
+
+
+@pytest.fixture(scope="module")
+def browser(camera: Path) -> Iterator[Any]:
+    with chromium(camera) as running:
+        yield running
+
+
+def start(visit: Visit) -> Any:
+    visit.page.get_by_role("button", name="Start the camera").click()
+    return visit.page
+
+
+def said(page: Any, pattern: str | re.Pattern[str], timeout_ms: float = 20_000) -> str:
+    """Waits until the words on the page match."""
+    source = pattern if isinstance(pattern, str) else pattern.pattern
+    page.wait_for_function(
+        "([place, source]) => new RegExp(source).test(document.querySelector(place).textContent)",
+        arg=[WORDS, source],
+        timeout=timeout_ms,
+    )
+    return str(page.locator(WORDS).inner_text())
+
+
+def history(page: Any) -> list[str]:
+    return list(page.locator(f"{CARD} .strip-words").all_inner_texts())
+
+
+def mode(page: Any, name: str) -> None:
+    page.locator(".live-prompt .segments label", has_text=name).click()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_a_camera_is_described_in_words_that_are_right_for_each_scene(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, "penguin")
+    said(page, "tractor|cow")
+    until(lambda: any("penguin" in each for each in history(page)) and any("cow" in each for each in history(page)))
+    assert page.locator(".live-mark").inner_text() == "Camera on"
+    figures = {cell.get_attribute("data-figure"): cell.inner_text() for cell in page.locator(".live-figures dd").all()}
+    assert figures["vision"] == "64"
+    assert re.fullmatch(r"\d+ ms|\d\.\d s", figures["age"])
+    assert re.fullmatch(r"\d+ of \d+", figures["cached"])
+    assert int(figures["received"]) >= int(figures["captioned"]) > 0
+    assert "penguin" in page.locator(f"{CARD}:has-text('penguin')").first.inner_text()
+    assert page.locator(f"{CARD} img").first.evaluate("picture => picture.naturalWidth") == 320
+
+
+def test_only_finished_sentences_are_announced_and_nothing_moves_while_words_come(visit: Callable[..., Visit]):
+    page = visit().page
+    page.wait_for_selector(".live-aloud", state="attached")
+    page.evaluate("""() => {
+      window.heard = [];
+      const region = document.querySelector(".live-aloud");
+      new MutationObserver(() => region.textContent && heard.push(region.textContent))
+        .observe(region, { childList: true, characterData: true, subtree: true });
+    }""")
+    page.locator(".prompt-preset").select_option("describe")
+    page.get_by_role("button", name="Start the camera").click()
+    form = page.locator(".live-prompt")
+    said(page, r"\w")
+    places = set()
+    until(lambda: places.add(form.bounding_box()["y"]) or len(history(page)) >= 3)  # type: ignore[func-returns-value]
+    assert len(places) == 1
+    heard = page.evaluate("heard")
+    assert heard
+    assert all(re.search(r"[.!?…]\W*$", each) for each in heard)
+
+
+def test_what_is_asked_can_be_changed_in_mid_stream(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    page.locator(".prompt-text").fill("How many penguins are there?")
+    said(page, r"^\W*(5|[Ff]ive)\b")
+    page.locator(".prompt-preset").select_option("list_objects")
+    said(page, "penguin.*|tractor.*")
+    assert page.locator(".live-mark").is_visible()
+
+
+def test_two_tabs_are_served_alike(visit: Callable[..., Visit]):
+    pages = [start(visit()), start(visit())]
+    for page in pages:
+        said(page, "penguin")
+    for page in pages:
+        said(page, "tractor|cow")
+
+
+def test_nothing_is_sent_until_start_and_snap_sends_one_picture(visit: Callable[..., Visit]):
+    page = visit().page
+    sockets: list[Any] = []
+    page.on("websocket", lambda socket: sockets.append(socket))
+    mode(page, "Snap")
+    received = page.locator("[data-figure=received]")
+    page.wait_for_timeout(300)
+    assert sockets == []
+    page.get_by_role("button", name="Start the camera").click()
+    page.wait_for_selector('beholder-live[data-link="live"]')
+    page.wait_for_timeout(600)
+    assert received.inner_text() == "–"
+    page.keyboard.press("Space")
+    said(page, SCENES)
+    page.locator(CARD).wait_for()
+    until(lambda: received.inner_text() == "1")
+    page.wait_for_timeout(1200)  # statistics come once a second
+    assert received.inner_text() == "1"
+    assert len(history(page)) == 1
+
+
+def test_on_a_phone_everything_fits_and_can_be_touched(visit: Callable[..., Visit]):
+    page = start(visit(viewport=PHONE, has_touch=True))
+    said(page, SCENES)
+    page.locator(CARD).first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    for button in page.locator("beholder-live button:visible").all():
+        box = button.bounding_box()
+        assert min(box["width"], box["height"]) >= 40, button.inner_text() or button.get_attribute("aria-label")
+
+
+def test_every_control_has_a_name(visit: Callable[..., Visit]):
+    page = start(visit())
+    page.locator(CARD).first.wait_for()
+    page.locator(".live-more summary").click()
+    nameless = page.evaluate("""() =>
+      [...document.querySelectorAll("beholder-live :is(button, input, textarea, select)")]
+      .filter((each) => each.checkVisibility())
+      .filter((each) => !(each.ariaLabel || each.textContent.trim() || each.labels?.[0]?.textContent.trim()))
+      .map((each) => each.outerHTML)""")
+    assert nameless == []
+
+
+def test_a_refused_camera_is_explained_and_a_file_works_without(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script(
+        "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('no', 'NotAllowedError'); }"
+    )
+    visit.open("/ui")
+    page = start(visit)
+    page.get_by_role("alert").filter(has_text="Allow it at the camera").wait_for()
+    page.locator("[name=file]").set_input_files(PICTURES / "farm.jpg")
+    said(page, "tractor|cow")
+    assert page.locator(".live-mark").inner_text() == "Playing a file"
+    visit.close()
+
+
+def test_over_plain_http_the_page_says_why_there_is_no_camera(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script("Object.defineProperty(window, 'isSecureContext', { value: false })")
+    page = visit.open("/ui")
+    page.get_by_text("beholder serve --host 0.0.0.0 --https-self-signed").wait_for()
+    assert page.get_by_role("button", name="Start the camera").count() == 0
+    assert page.get_by_role("button", name="Open a file").is_visible()
+    visit.close()
+
+
+def test_hiding_the_page_lets_go_of_the_camera_and_nothing_is_stored(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    page.evaluate("window.track = document.querySelector('beholder-live video').srcObject.getTracks()[0]")
+    page.evaluate("""() => {
+      Object.defineProperty(document, "hidden", { value: true, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    assert page.evaluate("track.readyState") == "ended"
+    page.get_by_role("alert").filter(has_text="this page was hidden").wait_for()
+    assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+
+
+def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callable[..., Visit], tmp_path: Path):
+    page = start(visit())
+    until(lambda: len(history(page)) >= 3)
+    page.get_by_role("button", name="Stop").click()
+    cards = history(page)[::-1]
+    page.locator(CARD).last.get_by_role("button", name="Star").click()
+    page.locator(CARD).last.get_by_role("button", name="Not good").click()
+
+    def saved(name: str) -> str:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        path = tmp_path / name
+        download.value.save_as(path)
+        assert download.value.suggested_filename.endswith("." + name.lower().removeprefix("web"))
+        return path.read_bytes().decode()
+
+    lines = [json.loads(line) for line in saved("JSONL").splitlines()]
+    assert [line["text"] for line in lines] == cards
+    assert (lines[0]["starred"], lines[0]["rating"]) == (True, "down")
+    assert all(line["vision_tokens"] == 64 and line["prompt"] for line in lines)
+    rows = list(csv.DictReader(saved("CSV").splitlines()))
+    assert [row["text"] for row in rows] == cards
+    assert [row["response_id"] for row in rows] == [line["response_id"] for line in lines]
+    head, *cues = saved("WebVTT").strip().split("\n\n")
+    assert head == "WEBVTT"
+    assert [cue.split("\n", 1)[1] for cue in cues] == cards
+    times = [re.match(r"(\d\d:\d\d:\d\d\.\d{3}) --> (\d\d:\d\d:\d\d\.\d{3})\n", cue) for cue in cues]
+    assert all(found and found[1] < found[2] for found in times)
+    page.get_by_label("starred only").check()
+    assert len(saved("JSONL").splitlines()) == 1
+
+
+def test_thumbs_reach_the_server(visit: Callable[..., Visit], served_ui: Served):
+    def counted(rating: str) -> int:
+        told = served_ui.client.get("/metrics").text
+        found = re.findall(rf'^beholder_stream_feedback_total{{.*rating="{rating}".*}} (\d+)', told, re.MULTILINE)
+        return sum(map(int, found))
+
+    before = counted("up")
+    page = start(visit())
+    page.locator(CARD).first.get_by_role("button", name="Good", exact=True).click()
+    until(lambda: counted("up") == before + 1)
+
+
+def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.expect_errors("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE|WebSocket|503|CONNECTION")
+    visit.open("/ui")
+    page = start(visit)
+    said(page, SCENES)
+    [pid] = served_ui.pids("server")
+    os.kill(pid, signal.SIGKILL)
+    page.wait_for_selector('beholder-live[data-link="lost"]')
+    assert "goes on by itself" in page.locator(".live-link").inner_text()
+    page.wait_for_selector('beholder-live[data-link="live"]')
+    count = len(history(page))
+    until(lambda: len(history(page)) > count + 1)
+    assert page.locator(".live-mark").is_visible()
+    visit.close()
+
+
+def test_where_a_key_is_needed_the_page_asks_for_it_and_keeps_it_in_this_tab(browser: Any, tiny_model: Path):
+    with Served(tiny_model, api_key="open-sesame") as served:
+        visit = Visit(browser, served.url)
+        visit.expect_errors("401")
+        page = visit.open("/ui")
+        dialog = page.get_by_role("dialog")
+        for given in ("wrong", "open-sesame"):
+            dialog.get_by_label("Key").fill(given)
+            dialog.get_by_role("button", name="Continue").click()
+        page.locator(".prompt-preset option").first.wait_for(state="attached")
+        start(visit)
+        page.wait_for_selector('beholder-live[data-link="live"]')
+        until(lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
+        assert page.evaluate("localStorage.length") == 0
+        visit.close()
+
+
+def test_on_a_wall_the_words_stand_over_the_picture(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    page.keyboard.press("f")
+    over = page.locator(".live-over")
+    over.filter(has_text=SCENES).wait_for()
+    stage = page.locator(".live-stage").bounding_box()
+    assert stage["width"] == page.viewport_size["width"]
+    page.keyboard.press("Escape")
+    over.wait_for(state="hidden")
