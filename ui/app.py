@@ -76,7 +76,6 @@ class Ui:
     def __init__(self, scratch: str) -> None:
         self._scratch = scratch
         self._own = StaticFiles(directory=STATIC)
-        self._page: ASGIApp | None = None
         self._loading: asyncio.Task[ASGIApp] | None = None
         self._closing = contextlib.AsyncExitStack()
 
@@ -105,7 +104,7 @@ class Ui:
             return FileResponse(STATIC / "missing.html", 404)
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
-        if self._page is None and path == "/":
+        if path == "/" and not self._loading.done():
             return FileResponse(STATIC / "waiting.html", headers={"cache-control": "no-store"})
         return await asyncio.shield(self._loading)
 
@@ -115,7 +114,6 @@ class Ui:
         page = await asyncio.to_thread(_import_and_build, self._scratch)
         await self._closing.enter_async_context(page.router.lifespan_context(page))
         _log.info("the web UI is loaded after %.1f s", loop.time() - began)
-        self._page = page
         return page
 
     async def close(self) -> None:
