@@ -78,7 +78,10 @@ export async function* events(response) {
   let text = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        if (error.name === "AbortError") throw error;
+        return { done: true }; // the connection broke
+      });
       if (done) throw new ApiError({ message: "The answer was cut off before its end. Ask again." });
       text += value;
       const parts = text.split("\n\n");
