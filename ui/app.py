@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,8 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+POLITE_S: Final = 0.0005
+"""How long the import may hold the interpreter while requests wait."""
 _log = logging.getLogger("beholder.ui")
 
 
@@ -124,9 +127,14 @@ class Ui:
 
 
 def _import_and_build(scratch: str) -> FastAPI:
-    from ui.page import build  # Gradio, pandas and numpy: seconds
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(POLITE_S)  # the event loop asks for the interpreter more often than an import gives it up
+    try:
+        from ui.page import build  # Gradio, pandas and numpy: seconds
 
-    return build(PATH, scratch)
+        return build(PATH, scratch)
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 async def _to_the_page(request: Request) -> Response:

@@ -259,6 +259,42 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     visit.close()
 
 
+def test_a_lost_connection_is_taken_up_where_it_broke(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script("""
+      window.sockets = [];
+      const Plain = WebSocket;
+      window.WebSocket = class extends Plain { constructor(...given) { super(...given); sockets.push(this); } };
+    """)
+    heard: list[dict[str, Any]] = []
+    visit.page.on(
+        "websocket", lambda socket: socket.on("framereceived", lambda payload: heard.append(json.loads(payload)))
+    )
+    visit.open("/ui")
+    page = start(visit)
+    said(page, SCENES)
+    page.evaluate("sockets[0].close(4000)")
+    until(lambda: page.evaluate("sockets.length") == 2)
+    page.wait_for_selector('beholder-live[data-link="live"]')
+    count = len(history(page))
+    until(lambda: len(history(page)) > count)
+    [resumed] = [event for event in heard if event["type"] == "session.resumed"]
+    first = next(event for event in heard if event["type"] == "session.created")
+    assert resumed["session_id"] == first["session_id"]
+    visit.close()
+
+
+def test_a_picture_that_stands_still_for_long_is_marked(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    stale = page.locator(".live-stale")
+    assert stale.is_hidden()
+    page.evaluate("document.querySelector('beholder-live video').pause()")
+    stale.filter(has_text=re.compile(r"No new picture for \d+ s")).wait_for()
+    page.evaluate("document.querySelector('beholder-live video').play()")
+    stale.wait_for(state="hidden")
+
+
 def test_where_a_key_is_needed_the_page_asks_for_it_and_keeps_it_in_this_tab(browser: Any, tiny_model: Path):
     with Served(tiny_model, api_key="open-sesame") as served:
         visit = Visit(browser, served.url)

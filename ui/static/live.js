@@ -96,7 +96,7 @@ class Live extends HTMLElement {
     this.dataset.phase = "running";
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
-    this.style.setProperty("--live-shape", `${source.width} / ${source.height}`);
+    this.style.setProperty("--live-ratio", source.width / source.height);
     if (source.kind === "camera") this.#showCameras(source.deviceId);
     this.#shown = "";
     this.#reader.begin();

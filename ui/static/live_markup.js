@@ -65,7 +65,7 @@ export const markup = ({ secure, screens }) => `
           <option value="1024">1024 pixels</option>
           <option value="1600">1600 pixels</option>
         </select></label>
-        <label class="switch"><input type="checkbox" name="mirror">Mirror what I see (the model sees it unmirrored)</label>
+        <label class="switch"><input type="checkbox" name="mirror">Mirror my view only</label>
         <label class="switch"><input type="checkbox" name="aloud">Read aloud</label>
         <label class="switch"><input type="checkbox" name="over">Words over the picture</label>
         <label class="switch"><input type="checkbox" name="numbers" checked>Numbers</label>
