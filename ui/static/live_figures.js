@@ -46,7 +46,7 @@ export class LiveFigures {
   }
 
   #set(id, text) {
-    this.#cells[id].textContent = text;
+    if (this.#cells[id].textContent !== String(text)) this.#cells[id].textContent = text;
   }
 }
 
