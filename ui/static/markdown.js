@@ -78,7 +78,7 @@ function table(rows) {
 }
 
 function inline(element, text) {
-  const parts = text.split(/(`[^`]+`|\*\*[^*]+\*\*|\*[^*\s][^*]*\*|\[[^\]]+\]\([^)]*\))/);
+  const parts = text.split(/(`[^`]+`|\*\*[^*]+\*\*|\*[^*\s][^*]*\*|\[[^\]]+\]\((?:[^()]|\([^()]*\))*\))/);
   for (const part of parts) {
     const tag = part.startsWith("`") ? "code" : part.startsWith("**") ? "strong" : /^\*[^*]/.test(part) ? "em" : "";
     const link = /^\[([^\]]+)\]\(/.exec(part);
