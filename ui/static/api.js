@@ -50,7 +50,7 @@ export async function call(path, { json, headers = {}, ...options } = {}) {
     }
     if (response.ok) return response;
     const error = await errorOf(response);
-    if (error.status !== 401 || !(await askForKey(error.message))) throw error;
+    if (error.status !== 401 || !(await askForKey(error.code === "invalid_api_key" ? error.message : ""))) throw error;
   }
 }
 
@@ -110,8 +110,8 @@ export async function ticket() {
   return (await get("/v1/stream/tickets", { method: "POST" })).ticket;
 }
 
-/** Shows a dialog for the key; resolves to whether one was given. */
-export function askForKey(message) {
+/** Shows a dialog for the key; resolves to whether one was given. @param message what was wrong with the last, or "" */
+export function askForKey(message = "") {
   asking ??= new Promise((resolve) => {
     setKey("");
     const dialog = document.createElement("dialog");
@@ -125,7 +125,7 @@ export function askForKey(message) {
         <div class="row"><button class="button primary" value="ok">Continue</button>
         <button class="button" value="" formnovalidate>Not now</button></div>
       </form>`;
-    dialog.querySelector("p").textContent = message;
+    dialog.querySelector("p").textContent = message || "Whoever runs it knows the key (--api-key).";
     dialog.addEventListener("close", () => {
       const given = dialog.returnValue === "ok" ? dialog.querySelector("input").value.trim() : "";
       if (given) setKey(given);

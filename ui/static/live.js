@@ -1,5 +1,6 @@
 // <beholder-live>: point a camera, a screen or a file, and read what the model sees, word by word.
 
+import { Announcer } from "./announcer.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
 import { History } from "./live_history.js";
 import { LivePrompt } from "./live_prompt.js";
@@ -9,10 +10,10 @@ import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
 import { markup } from "./live_markup.js";
 import { readable } from "./readable.js";
-import { Reader } from "./sentences.js";
 
 const THUMBNAIL = 320; // pixels, the longer side
 const MARKS = { camera: "Camera on", screen: "Screen shared", file: "Playing a file" };
+const TITLE = "Beholder";
 const IDLE_MS = 3000; // on a wall the controls go away after so long
 
 class Live extends HTMLElement {
@@ -38,7 +39,7 @@ class Live extends HTMLElement {
       copy: (text) => this.#copy(text),
       onRate: (entry) => this.#session?.client.feedback(entry.responseId, entry.rating),
     });
-    this.#reader = new Reader(this.#$(".live-aloud"));
+    this.#announcer = new Announcer(this.#$(".live-aloud"));
     this.#listen();
     this.#prompt.load().catch((error) => this.#warn(error.message));
   }
@@ -50,7 +51,7 @@ class Live extends HTMLElement {
   #prompt;
   #figures;
   #strip;
-  #reader;
+  #announcer;
 
   // ---- start and stop ------------------------------------------------------------------------------------------------
 
@@ -77,6 +78,9 @@ class Live extends HTMLElement {
     this.#session = null;
     this.#source = null;
     session?.close();
+    this.#announcer.stop();
+    this.#keepAwake(false);
+    document.title = TITLE;
     this.dataset.phase = "idle";
     this.#$(".live-stale").hidden = true;
     if (why) this.#warn(why);
@@ -94,12 +98,13 @@ class Live extends HTMLElement {
     source.onEnded = () => this.stop(source.kind === "screen" ? "Sharing has ended." : "The camera was taken away.");
     this.dataset.source = source.kind;
     this.dataset.phase = "running";
+    document.title = `● ${MARKS[source.kind]} – ${TITLE}`;
+    this.#keepAwake(true);
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
     this.style.setProperty("--live-ratio", source.width / source.height);
     if (source.kind === "camera") this.#showCameras(source.deviceId);
     this.#shown = "";
-    this.#reader.begin();
 
     const session = new LiveSession(source, {
       settings: (capabilities) => this.#prompt.settings(capabilities),
@@ -108,7 +113,6 @@ class Live extends HTMLElement {
     this.#session = session;
     const on = (type, listener) => session.addEventListener(type, ({ detail }) => listener(detail));
     on("state", ({ state, message }) => this.#onState(session, state, message));
-    on("begin", () => this.#reader.begin());
     on("words", ({ text, ageMs }) => this.#onWords(text, ageMs));
     on("done", (detail) => this.#onDone(detail));
     on("stats", ({ event, skipped }) => this.#figures.frames(event, skipped));
@@ -134,7 +138,6 @@ class Live extends HTMLElement {
   #onWords(text, ageMs) {
     if (ageMs !== null) this.#figures.age(ageMs);
     const words = readable(text);
-    this.#reader.hear(words);
     // The same words again are not typed again: a still scene stays still on the page.
     if (this.#shown.startsWith(words)) return;
     this.#show(words);
@@ -157,7 +160,7 @@ class Live extends HTMLElement {
     if (event.status === "cancelled" || !event.text.trim()) return;
     const words = readable(event.text);
     this.#show(words);
-    this.#reader.hear(words, true);
+    this.#announcer.say(words);
     const figures = figuresOf(event, ageMs ?? event.frame_age_ms);
     this.#figures.response(figures);
     this.#speech.say(words);
@@ -282,6 +285,18 @@ class Live extends HTMLElement {
       // phones of some makers: the window it is
     }
   }
+
+  // A screen that goes dark would hide the page, and that would stop it.
+  async #keepAwake(on) {
+    this.#lock?.release().catch(() => {});
+    this.#lock = null;
+    if (!on || !navigator.wakeLock) return;
+    const lock = await navigator.wakeLock.request("screen").catch(() => null); // low battery
+    if (this.#session) this.#lock = lock;
+    else lock?.release();
+  }
+
+  #lock = null;
 
   #wake() {
     clearTimeout(this.#idle);

@@ -174,7 +174,7 @@ export class LiveSession extends EventTarget {
   #look() {
     const now = performance.now();
     let message = "";
-    if (!this.#source.isStill && !document.hidden && now - this.#source.newestMs > FROZEN_MS) {
+    if (this.#source.tellsFrames && !document.hidden && now - this.#source.newestMs > FROZEN_MS) {
       message = `No new picture for ${Math.round((now - this.#source.newestMs) / 1000)} s`;
     } else if (this.#mode !== "manual" && this.client.state === "live" && this.#confirmedMs > 0) {
       const wait = STALE_MS + (this.client.settings.trigger?.interval_ms ?? 0);

@@ -16,7 +16,8 @@ export class LiveSource {
     Object.assign(this, { kind, element, label, facing, deviceId });
     this.#stop = stop;
     this.isStill = element instanceof HTMLImageElement;
-    if (!this.isStill) this.#watch();
+    this.tellsFrames = !this.isStill && "requestVideoFrameCallback" in element;
+    if (this.tellsFrames) this.#watch();
   }
 
   get width() {
@@ -27,11 +28,11 @@ export class LiveSource {
     return this.element.videoHeight ?? this.element.naturalHeight;
   }
 
-  /** Resolves at the next picture, or after `timeoutMs`: hidden pages get no frames, still ones have no next. */
-  next(timeoutMs = 1000) {
+  /** Resolves at the next picture; after a while without: hidden pages get no frames, still ones have no next. */
+  next(timeoutMs = this.tellsFrames || this.isStill ? 1000 : 100) {
     return new Promise((resolve) => {
       const timer = setTimeout(resolve, timeoutMs);
-      if (this.isStill || document.hidden) return;
+      if (!this.tellsFrames || document.hidden) return;
       this.element.requestVideoFrameCallback(() => {
         clearTimeout(timer);
         resolve();

@@ -1,7 +1,7 @@
 // A live session over `vlm.stream.v1` (docs/protocol.md) that outlives its connections: it comes back with
 // `session.resume`, and with a new session when the server has forgotten the old one. Knows no page.
 
-import { address, askForKey, ticket } from "./api.js";
+import { address, askForKey, key, ticket } from "./api.js";
 
 const PROTOCOL = "vlm.stream.v1";
 const MAX_BUFFERED = 256 * 1024; // an old frame in the network's queue is worse than none
@@ -45,7 +45,7 @@ export class StreamClient extends EventTarget {
         const { code, reason, wasLive } = await this.#connection();
         if (wasLive) pause = FIRST_PAUSE_MS;
         if (this.#over || code === 1000) break;
-        if (code === 4401 && (await askForKey(reason || "This server needs an API key."))) continue;
+        if (code === 4401 && (await askForKey(key() ? reason : ""))) continue;
         if (code === 4401 || code === 4409 || (this.#failure && ![4404, 1013].includes(code))) {
           this.#tell("ended", this.#failure?.message ?? reason ?? `The connection was closed (${code}).`);
           return;
