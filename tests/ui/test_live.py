@@ -233,6 +233,24 @@ def test_hiding_the_page_lets_go_of_the_camera_and_nothing_is_stored(visit: Call
     assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
 
 
+def test_a_shared_screen_goes_on_while_the_page_is_hidden(visit: Callable[..., Visit]):
+    page = visit().page
+    page.get_by_role("button", name="Share a screen").click()
+    said(page, r"\w")
+    assert page.locator(".live-mark").inner_text() == "Screen shared"
+    page.evaluate("""() => {
+      Object.defineProperty(document, "hidden", { value: true, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    received = page.locator("[data-figure=received]")
+    until(lambda: received.inner_text().isdigit())
+    count = int(received.inner_text())
+    until(lambda: int(received.inner_text()) > count)
+    page.evaluate("document.querySelector('beholder-live video').srcObject.getTracks()[0].stop()")
+    page.get_by_role("button", name="Stop").click()
+    assert page.get_by_role("button", name="Start the camera").is_visible()
+
+
 def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callable[..., Visit], tmp_path: Path):
     page = start(visit())
     until(lambda: len(history(page)) >= 3)
