@@ -264,3 +264,30 @@ def test_a_server_that_dies_is_told_and_the_conversation_goes_on(browser: Any, o
     page.get_by_role("button", name="Ask again").click()
     assert answered(page, 2) == "A teapot.", "the picture was uploaded again by itself"
     begun.close()
+
+
+def test_words_stream_without_moving_anything(page: Any) -> None:
+    page.route("**/v1/chat/completions", make_it_long)
+    bring(page, PICTURES / "kitchen.jpg")
+    page.wait_for_function("document.querySelector('.turn-answer')?.textContent.length > 40")
+    page.evaluate(
+        """() => { window.moved = 0; new PerformanceObserver((list) => { for (const { value } of list.getEntries())
+          window.moved += value; }).observe({ type: "layout-shift" }); }"""
+    )
+    page.wait_for_function("document.querySelector('.turn-answer').textContent.length > 1500")
+    assert page.evaluate("window.moved") < 0.001
+    page.get_by_role("button", name="Stop").click()
+    answered(page, 1, "stopped")
+
+
+def test_pictures_are_forgotten_with_the_page(page: Any, served_ui: Served) -> None:
+    requests = sent(page)
+    bring(page, PICTURES / "music.jpg")
+    answered(page, 1)
+    name = requests[0]["messages"][0]["content"][0]["image_url"]["url"]
+    assert served_ui.client.get(f"/v1/images/{name}").status_code == 200
+    page.goto("about:blank")
+    deadline = time.monotonic() + 5
+    while served_ui.client.get(f"/v1/images/{name}").status_code != 404:
+        assert time.monotonic() < deadline, "the server still has it"
+        time.sleep(0.05)

@@ -56,16 +56,16 @@ export const FIGURES = [
     most: 100,
     lines: [
       { name: "in use", value: (window, sample) => 100 * total(sample.values, "vllm:kv_cache_usage_perc") },
-      { name: "prompt tokens found", value: share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total") },
+      { name: "prefix hits", value: share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total") },
     ],
   },
   {
-    title: "Pictures",
+    title: "Pictures a second",
     write: number,
     lines: [
-      { name: "a second", value: inWindow((window) => rate(window, "beholder_images_total")) },
+      { name: "pictures", value: inWindow((window) => rate(window, "beholder_images_total")) },
       {
-        name: "found in the cache",
+        name: "cache hits",
         value: share("vllm:mm_cache_hits_total", "vllm:mm_cache_queries_total"),
         write: percent,
         apart: true,
@@ -76,9 +76,9 @@ export const FIGURES = [
     title: "Live cameras",
     write: number,
     lines: [
-      { name: "frames a second", value: inWindow((window) => rate(window, "beholder_stream_frames_received_total")) },
+      { name: "frames/s", value: inWindow((window) => rate(window, "beholder_stream_frames_received_total")) },
       {
-        name: "described",
+        name: "described/s",
         value: inWindow((window) => rate(window, "beholder_stream_frames_total", { outcome: "captioned" })),
       },
       { name: "sessions", value: gauge("beholder_stream_sessions", { state: "connected" }), apart: true },
@@ -89,7 +89,7 @@ export const FIGURES = [
     write: number,
     lines: [
       { name: "finished", value: inWindow((window) => finished(window, "stop", "length")) },
-      { name: "cut short or failed", value: inWindow((window) => finished(window, "abort", "error")) },
+      { name: "cut or failed", value: inWindow((window) => finished(window, "abort", "error")) },
     ],
   },
 ];

@@ -23,7 +23,9 @@ export class Medium {
   /** Frees the memory, here and on the server. */
   close() {
     URL.revokeObjectURL(this.url);
-    this.#upload?.then((id) => id.startsWith("file-") && call(`/v1/images/${id}`, { method: "DELETE" })).catch(() => {});
+    const forget = (id) => id.startsWith("file-") && call(`/v1/images/${id}`, { method: "DELETE", keepalive: true });
+    this.#upload?.then(forget).catch(() => {});
+    this.#upload = null;
   }
 
   /** Must be sent anew: the server has forgotten what was uploaded. */

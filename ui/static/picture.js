@@ -81,6 +81,7 @@ class Picture extends HTMLElement {
       this.#ask();
     });
     this.addEventListener("keydown", (event) => event.key === "Escape" && this.#conversation.stop());
+    addEventListener("pagehide", this.#leave);
     this.#begin();
     this.#offerQuestions();
   }
@@ -88,7 +89,11 @@ class Picture extends HTMLElement {
   disconnectedCallback() {
     this.#stopIntake?.();
     this.#conversation?.stop();
+    removeEventListener("pagehide", this.#leave);
+    this.#leave();
   }
+
+  #leave = () => this.#media.forEach((medium) => medium.close());
 
   #on(selector, name, listener) {
     this.querySelector(selector).addEventListener(name, listener);

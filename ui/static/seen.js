@@ -20,6 +20,7 @@ function showTiles(element, { image, rows, columns, tiles }) {
     const cut = document.createElement("div");
     cut.className = "seen-grid";
     cut.style.setProperty("--columns", columns);
+    cut.style.setProperty("--rows", rows);
     cut.append(...grid.map((tile) => picture(tile, `tile ${tile.row}, ${tile.column}`)));
     element.append(figure(cut, `${rows} × ${columns} tiles`));
     element.append(figure(picture(whole, "the whole picture"), "and the whole"));
