@@ -251,6 +251,19 @@ def test_a_shared_screen_goes_on_while_the_page_is_hidden(visit: Callable[..., V
     assert page.get_by_role("button", name="Start the camera").is_visible()
 
 
+def test_a_camera_that_is_on_is_told_in_every_tab_of_the_page(visit: Callable[..., Visit]):
+    page = start(visit())
+    mark = page.locator(".head-watching")
+    mark.filter(has_text="Camera on").wait_for()
+    page.get_by_role("tab", name="Engine").click()
+    assert mark.is_visible()
+    assert page.title().startswith("● Camera on")
+    page.get_by_role("tab", name="Live").click()
+    page.get_by_role("button", name="Stop").click()
+    mark.wait_for(state="hidden")
+    assert page.title() == "Beholder"
+
+
 def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callable[..., Visit], tmp_path: Path):
     page = start(visit())
     until(lambda: len(history(page)) >= 3)

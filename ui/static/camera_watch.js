@@ -3,6 +3,8 @@
 // Change is measured as the server's live sessions do (docs/protocol.md, section 5): 32 × 32 cells, of sixteen parts and
 // three colours the one that differs most, in percent.
 
+import { watching } from "./watching.js";
+
 const CELLS = 32;
 const PART = 8;
 const LOOK_EVERY_MS = 350;
@@ -21,12 +23,14 @@ export async function openCamera(video) {
     video: { width: { ideal: 1280 }, facingMode: { ideal: "environment" } },
   });
   await video.play();
+  watching(video, "Camera on");
 }
 
 /** Switches the camera off. */
 export function closeCamera(video) {
   for (const track of video.srcObject?.getTracks() ?? []) track.stop();
   video.srcObject = null;
+  watching(video, "");
 }
 
 /** The picture of this moment, a JPEG blob of at most 1024 pixels. */

@@ -21,6 +21,7 @@ class Header extends HTMLElement {
       <div class="head">
         <div class="head-name"><img src="${new URL("icon.svg", import.meta.url)}" alt="" width="28" height="28">
           <h1>Beholder</h1></div>
+        <p class="head-watching" role="status" hidden></p>
         <p class="head-state" role="status"><span class="head-dot"></span><span class="head-words"></span></p>
         <button type="button" class="button quiet round head-look"></button>
       </div>
@@ -32,12 +33,20 @@ class Header extends HTMLElement {
     this.#showAppearance();
     this.#look();
     document.addEventListener("visibilitychange", this.#onShown);
+    document.addEventListener("beholder:watching", this.#onWatching);
   }
 
   disconnectedCallback() {
     clearTimeout(this.#timer);
     document.removeEventListener("visibilitychange", this.#onShown);
+    document.removeEventListener("beholder:watching", this.#onWatching);
   }
+
+  #onWatching = ({ detail }) => {
+    const place = this.querySelector(".head-watching");
+    place.hidden = !detail;
+    place.textContent = detail;
+  };
 
   #onShown = () => {
     if (!document.hidden) this.#look();

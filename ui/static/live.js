@@ -10,10 +10,10 @@ import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
 import { markup } from "./live_markup.js";
 import { readable } from "./readable.js";
+import { watching } from "./watching.js";
 
 const THUMBNAIL = 320; // pixels, the longer side
 const MARKS = { camera: "Camera on", screen: "Screen shared", file: "Playing a file" };
-const TITLE = "Beholder";
 const IDLE_MS = 3000; // on a wall the controls go away after so long
 
 class Live extends HTMLElement {
@@ -80,7 +80,7 @@ class Live extends HTMLElement {
     session?.close();
     this.#announcer.stop();
     this.#keepAwake(false);
-    document.title = TITLE;
+    watching(this, "");
     this.dataset.phase = "idle";
     this.#$(".live-stale").hidden = true;
     if (why) this.#warn(why);
@@ -98,7 +98,7 @@ class Live extends HTMLElement {
     source.onEnded = () => this.stop(source.kind === "screen" ? "Sharing has ended." : "The camera was taken away.");
     this.dataset.source = source.kind;
     this.dataset.phase = "running";
-    document.title = `● ${MARKS[source.kind]} – ${TITLE}`;
+    watching(this, MARKS[source.kind]);
     this.#keepAwake(true);
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
