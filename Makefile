@@ -15,6 +15,7 @@ help:
 	@echo "make test    install what is missing, run all tests"
 	@echo "make soak    50 live sessions for 5 minutes: nothing may grow (ARGS=)"
 	@echo "make schemas a thousand random schemas against a random model"
+	@echo "make screenshots   pictures of every page into build/screenshots, and those of the README into docs/images"
 	@echo "make check   ruff, format, mypy --strict"
 	@echo "make bench   measure this machine against plain transformers"
 
@@ -49,6 +50,11 @@ soak: $(VENV)/.dev
 
 schemas: $(VENV)/.dev
 	SCHEMAS=1000 $(BIN)/python -m pytest tests/test_random_schemas.py -s $(ARGS)
+
+.PHONY: screenshots
+screenshots: $(VENV)/.dev chromium
+	$(BIN)/python tests/screenshots.py build/screenshots
+	$(BIN)/python tests/screenshots.py --readme
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -73,12 +73,12 @@ export const FIGURES = [
     ],
   },
   {
-    title: "Live cameras",
+    title: "Live frames a second",
     write: number,
     lines: [
-      { name: "frames/s", value: inWindow((window) => rate(window, "beholder_stream_frames_received_total")) },
+      { name: "sent", value: inWindow((window) => rate(window, "beholder_stream_frames_received_total")) },
       {
-        name: "described/s",
+        name: "described",
         value: inWindow((window) => rate(window, "beholder_stream_frames_total", { outcome: "captioned" })),
       },
       { name: "sessions", value: gauge("beholder_stream_sessions", { state: "connected" }), apart: true },
