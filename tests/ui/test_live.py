@@ -325,6 +325,37 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     visit.close()
 
 
+def test_what_the_server_refuses_is_told_in_its_words_until_it_is_mended(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    page = visit.open("/ui")
+    page.route(
+        "**/v1/presets",
+        lambda route: route.fulfill(
+            json={
+                "data": [
+                    {
+                        "id": "one",
+                        "title": "Too hot",
+                        "description": "",
+                        "prompt": "Hm?",
+                        "sampling": {"temperature": 9},
+                    },
+                    {"id": "two", "title": "Right", "description": "", "prompt": "Describe it.", "sampling": {}},
+                ]
+            }
+        ),
+    )
+    page.reload()
+    start(visit)
+    warning = page.get_by_role("alert").filter(has_text="temperature")
+    warning.wait_for()
+    assert "expected" in warning.inner_text()
+    page.locator(".prompt-preset").select_option("two")
+    warning.wait_for(state="hidden")
+    said(page, SCENES)
+    visit.close()
+
+
 def test_a_lost_connection_is_taken_up_where_it_broke(browser: Any, served_ui: Served):
     visit = Visit(browser, served_ui.url)
     visit.context.add_init_script("""

@@ -37,7 +37,10 @@ class Live extends HTMLElement {
     this.#figures = new LiveFigures(this.#$(".live-figures"));
     this.#strip = new LiveStrip(this.#$(".live-strip"), this.#history, {
       copy: (text) => this.#copy(text),
-      onRate: (entry) => this.#session?.client.feedback(entry.responseId, entry.rating),
+      onRate: (entry) => {
+        const client = this.#session?.client;
+        if (client?.sessionId === entry.sessionId) client?.feedback(entry.responseId, entry.rating); // others are forgotten
+      },
     });
     this.#announcer = new Announcer(this.#$(".live-aloud"));
     this.#listen();
@@ -117,6 +120,7 @@ class Live extends HTMLElement {
     on("done", (detail) => this.#onDone(detail));
     on("stats", ({ event, skipped }) => this.#figures.frames(event, skipped));
     on("refused", ({ message }) => this.#warn(message));
+    on("accepted", () => this.#warn(""));
     on("stale", ({ message }) => {
       this.#$(".live-stale").hidden = !message;
       this.#$(".live-stale").textContent = message;
@@ -166,6 +170,7 @@ class Live extends HTMLElement {
     this.#speech.say(words);
     const capturedAt = capturedMs === null ? Date.now() : Date.now() - (performance.now() - capturedMs);
     const [prompt, model] = [asked ?? this.#prompt.words, this.#session?.model ?? ""];
+    const sessionId = this.#session?.client.sessionId ?? "";
     const thumbnail = blob ? await smaller(blob) : "";
     const { entry, isNew } = this.#history.add({
       text: event.text,
@@ -173,6 +178,7 @@ class Live extends HTMLElement {
       prompt,
       model,
       responseId: event.response_id,
+      sessionId,
       capturedAt,
       thumbnail,
       figures,

@@ -18,6 +18,7 @@ const LOOK_EVERY_MS = 500;
  *   done   {event, ageMs, blob, capturedMs, asked} `response.done`; asked: the words that it answers, null for a preset's
  *   stats  {event, skipped}                      `frames.stats`
  *   refused {message}                            an error of the server's, in its words
+ *   accepted {}                                  the settings hold
  *   stale  {message}                             the words are about an old picture, or none come; "" when all is well
  */
 export class LiveSession extends EventTarget {
@@ -129,6 +130,7 @@ export class LiveSession extends EventTarget {
       on(type, ({ session }) => {
         this.model = session.model;
         this.#asked = session.prompt; // null when a preset is asked
+        if (type === "session.updated") this.#tell("accepted", {});
       });
     }
     on("response.created", ({ response_id: responseId, frame_ids: ids }) => {

@@ -68,6 +68,11 @@ export class StreamClient extends EventTarget {
     return this.state === "live" && this.#socket?.bufferedAmount < MAX_BUFFERED;
   }
 
+  /** Which session this is, for as long as the server knows it; "" before there is one. */
+  get sessionId() {
+    return this.#session?.id ?? "";
+  }
+
   /** What was last asked of the server. */
   get settings() {
     return this.#settings;
@@ -152,16 +157,17 @@ export class StreamClient extends EventTarget {
   // One connection, from its opening to its close.
   async #connection() {
     let pass = null;
+    this.#failure = null;
     try {
       pass = await ticket();
     } catch (error) {
-      return { code: error.status === 401 ? 4401 : 1006, reason: error.message, wasLive: false };
+      if (error.status === 401) this.#failure = error; // the visitor was asked for the key and gave none
+      return { code: error.status === 401 ? 4403 : 1006, reason: error.message, wasLive: false };
     }
     const url = address("/v1/stream");
     url.protocol = url.protocol.replace("http", "ws");
     const socket = new WebSocket(url, pass ? [PROTOCOL, `vlm.ticket.${pass}`] : [PROTOCOL]);
     this.#socket = socket;
-    this.#failure = null;
     let live = false;
     return new Promise((resolve) => {
       socket.onopen = () => {
