@@ -392,10 +392,12 @@ def test_a_picture_that_stands_still_for_long_is_marked(visit: Callable[..., Vis
     stale.wait_for(state="hidden")
 
 
-def test_where_a_key_is_needed_the_page_asks_for_it_and_keeps_it_in_this_tab(browser: Any, tiny_model: Path):
-    with Served(tiny_model, api_key="open-sesame") as served:
+def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_server_from_ending(
+    browser: Any, tiny_model: Path
+):
+    with Served(tiny_model, api_key="open-sesame", grace_s=2) as served:
         visit = Visit(browser, served.url)
-        visit.expect_errors("401")
+        visit.expect_errors("401|CONNECTION|WebSocket|ERR_|503")
         page = visit.open("/ui")
         dialog = page.get_by_role("dialog")
         for given in ("wrong", "open-sesame"):
@@ -406,6 +408,12 @@ def test_where_a_key_is_needed_the_page_asks_for_it_and_keeps_it_in_this_tab(bro
         page.wait_for_selector('beholder-live[data-link="live"]')
         until(lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
         assert page.evaluate("localStorage.length") == 0
+        began = time.monotonic()
+        served.process.terminate()
+        assert served.process.wait(20) == 0
+        assert time.monotonic() - began < 10
+        page.wait_for_selector('beholder-live[data-link="lost"]')
+        page.get_by_role("alert").filter(has_text="does not answer").wait_for()
         visit.close()
 
 
