@@ -67,6 +67,30 @@ def test_engine(visit: Callable[..., Visit], looks: dict[str, Any]) -> None:
     assert not faults(page)
 
 
+@pytest.mark.parametrize("width", [320, 360, 640, 1024])
+def test_nothing_has_to_be_scrolled_sideways(visit: Callable[..., Visit], width: int) -> None:
+    """On phones, and at 200 % and 400 % of a laptop's page."""
+    begun = visit(viewport={"width": width, "height": 640})
+    for name in ("Live", "Picture", "Placard", "Engine"):
+        page = open_tab(begun, name)
+        if name == "Placard":
+            page.set_input_files(".placard-file", str(PICTURES / "gallery.jpg"))
+            page.wait_for_selector(".placard-code:not([hidden])")
+        if name == "Engine":
+            page.get_by_text("Limits and options").click()
+            page.wait_for_selector(".engine-options tr")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        cut = page.evaluate(
+            """(width) => [...document.querySelectorAll("button, a, input, select, textarea, summary")]
+              .filter((control) => control.checkVisibility() && !control.closest(".unseen, [aria-hidden]"))
+              .filter((control) => getComputedStyle(control).opacity !== "0")
+              .map((control) => [control.getBoundingClientRect(), control.outerHTML.slice(0, 80)])
+              .filter(([{ left, right }]) => left < -1 || right > width + 1).map(([, html]) => html)""",
+            width,
+        )
+        assert not cut, name
+
+
 @pytest.mark.parametrize("path", ["kiosk.html", "label.html"])
 def test_pages_of_their_own(visit: Callable[..., Visit], looks: dict[str, Any], path: str) -> None:
     assert not faults(visit(f"/ui/own/{path}", **looks).page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 from browser import CLIPS, PHONE, PICTURES, ROOT, Visit
+from clips import clip
+from PIL import Image
 from serving import Served
 
 ANSWER = ".turn:last-child .turn-answer"
@@ -132,6 +135,29 @@ def test_a_clip_shows_the_frames_that_were_looked_at(page: Any) -> None:
     page.wait_for_selector(".seen-film img")
     assert page.locator(".seen-film figcaption").all_inner_texts() == ["0:00.0", "0:01.3", "0:02.6", "0:03.9"]
     assert "4 frames of 256 × 256: 256 tokens" in page.locator(".picture-numbers").inner_text()
+
+
+def test_a_clip_that_the_browser_cannot_play_is_shown_as_the_server_decodes_it(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "old.avi"
+    file.write_bytes(clip("avi", 50))
+    bring(page, file)
+    answered(page, 1)
+    page.wait_for_selector(".picture-stage img.picture-own")
+    shown = page.locator(".picture-stage img").screenshot()
+    assert Image.open(io.BytesIO(shown)).convert("L").getextrema() > (0, 100), "its first frame: bars on grey"
+
+
+def test_files_can_be_chosen_with_the_keyboard_alone(page: Any) -> None:
+    page.get_by_role("tab", name="Picture").focus()
+    with page.expect_file_chooser() as chooser:
+        for _ in range(6):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.matches('.picture-choose')"):
+                break
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        page.keyboard.press("Enter")
+    chooser.value.set_files(str(PICTURES / "desk.jpg"))
+    assert "laptop" in answered(page, 1)
 
 
 def test_what_the_model_sees_follows_the_detail(page: Any) -> None:

@@ -23,7 +23,7 @@ FIELDS = ("title", "artist", "year", "medium", "text")
 @pytest.fixture(scope="module")
 def camera(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("camera") / "gallery.y4m"
-    return camera_file(path, [PICTURES / "gallery.jpg", PICTURES / "penguins.jpg"], hold_s=4, fps=5)
+    return camera_file(path, [PICTURES / "gallery.jpg", PICTURES / "penguins.jpg"], hold_s=3, fps=5)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import { markdown } from "./markdown.js";
 import { Samples, parse, total } from "./metrics.js";
 
 const LOOK_EVERY_MS = 1000;
+const PATIENCE_MS = 3000;
 const LOOK_UNSEEN_MS = 5000; // another tab is open: keep the lines going
 const SPAN_S = 300;
 const LEAST_SPAN_S = 60; // of a page that was just opened
@@ -56,7 +57,7 @@ class Engine extends HTMLElement {
     if (document.hidden) return;
     let values = null;
     try {
-      values = parse(await (await call("/metrics", { signal: AbortSignal.timeout(5000) })).text());
+      values = parse(await (await call("/metrics", { signal: AbortSignal.timeout(PATIENCE_MS) })).text());
     } catch (error) {
       this.#say("No answer", awayWords((this.#awaySince ??= new Date()), error));
     }
