@@ -31,7 +31,7 @@ class Live extends HTMLElement {
     this.innerHTML = markup({ secure: camerasAllowed(), screens: screensAllowed() });
     this.#prompt = new LivePrompt(this.#$(".live-prompt"));
     this.#prompt.addEventListener("change", () => {
-      this.#$(".live-beside").dataset.long = this.#prompt.isLong;
+      for (const place of this.querySelectorAll(".live-words")) place.dataset.long = this.#prompt.isLong;
       this.#session?.update();
     });
     this.#figures = new LiveFigures(this.#$(".live-figures"));
@@ -152,12 +152,19 @@ class Live extends HTMLElement {
     if (this.#frame) return;
     this.#frame = requestAnimationFrame(() => {
       this.#frame = 0;
+      const [before, now] = [this.#painted, this.#shown];
+      if (now === before) return;
+      const grows = before !== "" && now.startsWith(before);
       for (const place of this.querySelectorAll(".live-words")) {
-        place.textContent = this.#shown;
+        if (!grows) place.textContent = "";
+        place.append(element("span", grows ? now.slice(before.length) : now)); // new words fade in
         place.scrollTop = place.scrollHeight;
       }
+      this.#painted = now;
     });
   }
+
+  #painted = "";
 
   async #onDone({ event, ageMs, blob, capturedMs, asked }) {
     if (event.status === "failed") return this.#warn(event.error?.message ?? "The answer failed.");
@@ -351,6 +358,12 @@ class Live extends HTMLElement {
   #$(selector) {
     return this.querySelector(selector);
   }
+}
+
+function element(name, text) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  return made;
 }
 
 async function smaller(blob) {
