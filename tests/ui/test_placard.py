@@ -208,6 +208,18 @@ def test_on_the_wall_of_a_whole_screen_there_are_no_controls(page: Any) -> None:
     page.wait_for_selector(".placard:not(.on-wall)")
 
 
+def test_nothing_moves_while_a_label_is_written(page: Any) -> None:
+    hang(page, PICTURES / "gallery.jpg")
+    page.evaluate(
+        """() => { window.moved = 0; new PerformanceObserver((list) => { for (const { value } of list.getEntries())
+          window.moved += value; }).observe({ type: "layout-shift" }); }"""
+    )
+    page.set_input_files(".placard-file", str(PICTURES / "penguins.jpg"))
+    titled(page, "Penguins")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.moved") < 0.005
+
+
 def test_a_camera_that_is_refused(browser: Any, served_ui: Served, camera: Path) -> None:
     with another(browser.browser_type, camera, refuse_camera=True) as strict:
         visit = Visit(strict, served_ui.url)

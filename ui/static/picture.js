@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Medium, intake } from "./media.js";
 import { showSeen } from "./seen.js";
-import { Reader } from "./sentences.js";
+import { Reader, sentence } from "./sentences.js";
 import { TurnView } from "./turn_view.js";
 
 const QUESTIONS = ["one_line", "describe", "read_text"]; // presets that are plain questions, offered as such
@@ -166,7 +166,7 @@ class Picture extends HTMLElement {
     } catch (error) {
       if (this.#shown !== medium) return;
       if (seen) stage.replaceChildren();
-      numbers.textContent = error.message;
+      numbers.textContent = sentence(error.message);
       numbers.classList.add("bad");
     }
   }
@@ -251,7 +251,7 @@ class Picture extends HTMLElement {
     if (atEnd) turns.scrollTo(0, turns.scrollHeight);
     this.querySelector(".picture-send").hidden = Boolean(running);
     this.querySelector(".picture-stop").hidden = !running;
-    this.#reader.hear(turn.error?.message ?? turn.answer, !running);
+    this.#reader.hear(turn.error ? sentence(turn.error.message) : turn.answer, !running);
     if (turn.state === "done") this.#show(); // tells what was cached
   }
 

@@ -5,6 +5,7 @@ import { closeCamera, openCamera, watch } from "./camera_watch.js";
 import { drawLabel, labelAddress } from "./label.js";
 import { dataUrl, intake } from "./media.js";
 import { writeLabel } from "./placard_writer.js";
+import { sentence } from "./sentences.js";
 
 const EMPTY = {
   title: "Untitled",
@@ -165,7 +166,7 @@ class Placard extends HTMLElement {
     this.#writing.abort();
     const writing = (this.#writing = new AbortController());
     const { again, error, code } = this.#parts;
-    [error.hidden, again.hidden, code.hidden] = [true, true, true];
+    [error.hidden, code.hidden, again.disabled] = [true, true, true];
     this.#article.classList.remove("empty");
     this.#article.classList.add("writing");
     let done = false;
@@ -185,10 +186,10 @@ class Placard extends HTMLElement {
       await this.#showCode();
     } catch (problem) {
       if (problem.name === "AbortError") return true;
-      this.#tell(problem.message);
+      this.#tell(sentence(problem.message));
     }
     this.#article.classList.remove("writing");
-    again.hidden = false;
+    [again.hidden, again.disabled] = [false, false];
     return done;
   }
 

@@ -1,6 +1,12 @@
-// Words for screen readers: text that grows is read out sentence by sentence, never letter by letter.
+// Sentences: what is refused becomes one, and text that grows is read out sentence by sentence, never letter by letter.
 
 const END = /[.!?…]["'”’)\]]*\s/g;
+
+/** What the server refused, as a sentence of its own. */
+export function sentence(words) {
+  const text = words.trim();
+  return text && text[0].toUpperCase() + text.slice(1) + (/[.!?…]$/.test(text) ? "" : ".");
+}
 
 /** Puts finished sentences of a growing text into a live region. */
 export class Reader {

@@ -1,5 +1,7 @@
 // One question and its answer, as the tab Picture shows them.
 
+import { sentence } from "./sentences.js";
+
 /** `element` is a list item; `update` follows the turn. */
 export class TurnView {
   #turn;
@@ -57,8 +59,7 @@ export class TurnView {
 }
 
 function withAdvice({ message, status, retryAfterS }) {
-  if (status === 429 || retryAfterS) return `${message} Then ask again.`;
-  return message;
+  return status === 429 || retryAfterS ? `${sentence(message)} Ask again then.` : sentence(message);
 }
 
 function inWords({ ttftMs, tokensPerS, promptTokens, cachedTokens }) {
