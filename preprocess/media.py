@@ -20,6 +20,7 @@ from preprocess.arena import ALIGNMENT, Arena
 from preprocess.config import PreprocessConfig
 from preprocess.errors import ClientError
 from preprocess.image import decode, encoded_bytes
+from preprocess.shrink import shrunk, size_within
 from preprocess.video import Clip, encoded_clip, open_clip
 from preprocess.wire import ClipInfo, ImageInfo, ImagePart, Lease, Pixels, VideoPart
 
@@ -99,16 +100,21 @@ class Media:
         family, detail = self.family, part.detail
 
         def draft_size(width: int, height: int) -> tuple[int, int]:
-            return family.layout(width, height, detail).draft_size
+            size = size_within(width, height, part.max_pixels)
+            return family.layout(width, height, detail).draft_size if size == (width, height) else size
 
         picture = decode(data, self.config.limits, None if self.config.exact_decode else draft_size)
-        layout = family.layout(picture.width, picture.height, detail)
+        size = size_within(picture.width, picture.height, part.max_pixels)
+        is_shrunk = size != (picture.width, picture.height)
+        image = shrunk(picture.image, size) if is_shrunk else picture.image
+        layout = family.layout(*size, detail)
         self.decode_s += time.monotonic() - started
         room, offset = self._room_for(layout)
-        family.fill(picture.image, layout, room)
+        family.fill(image, layout, room)
         sha256 = hashlib.sha256(data)
+        source = sha256.digest() + (repr(size).encode() if is_shrunk else b"")
         self.placeholders.append(family.placeholder(layout))
-        self.items.append(Item(layout, self._digest(layout, sha256.digest()), _pixels(layout, room, offset)))
+        self.items.append(Item(layout, self._digest(layout, source), _pixels(layout, room, offset)))
         self.images.append(ImageInfo(picture.width, picture.height, sha256.hexdigest(), layout.num_tokens))
 
     # ---- clips -------------------------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class Media:
         data, clip = self._open(part)
         wanted = family.sample(clip.timeline, part.fps, part.max_frames)
         self._check_num_frames(len(wanted))
-        frames = self._add_frames(clip, wanted, data)
+        frames = self._add_frames(clip, wanted, data, part.max_pixels)
         layout = next(iter(frames.values())).layout
         times_s = [clip.timeline.time_s(number) for number in frames]
         self.placeholders.append(family.placeholder(layout, times_s, clip.timeline.duration_s))
@@ -142,7 +148,9 @@ class Media:
         self._check_num_frames(
             len({number for numbers in wanted for number in numbers}),
         )
-        frames = self._add_frames(clip, sorted({number for numbers in wanted for number in numbers}), data)
+        frames = self._add_frames(
+            clip, sorted({number for numbers in wanted for number in numbers}), data, part.max_pixels
+        )
         given = list(frames)
         segments = []
         for (start_s, end_s), numbers in zip(bounds, wanted, strict=True):
@@ -159,7 +167,7 @@ class Media:
         self.decode_s += time.monotonic() - started
         return data, clip
 
-    def _add_frames(self, clip: Clip, wanted: Sequence[int], data: bytes) -> dict[int, Item]:
+    def _add_frames(self, clip: Clip, wanted: Sequence[int], data: bytes, max_pixels: int) -> dict[int, Item]:
         """Decode frames and lay them out, in order; not all that are wanted may come out of a damaged clip."""
         family = self._clip_family()
         sha256 = hashlib.sha256(data)
@@ -167,10 +175,12 @@ class Media:
         size = (0, 0)
         for number, image in self._timed(clip.frames(wanted)):
             size = size if frames else image.size
-            layout = family.layout(*image.size)
+            seen = shrunk(image, size_within(*image.size, max_pixels))
+            layout = family.layout(*seen.size)
             room, offset = self._room_for(layout)
-            self.family.fill(image, layout, room)
-            digest = self._digest(layout, sha256.digest() + number.to_bytes(8, "little"))
+            self.family.fill(seen, layout, room)
+            source = sha256.digest() + number.to_bytes(8, "little")
+            digest = self._digest(layout, source if seen is image else source + repr(seen.size).encode())
             frames[number] = Item(layout, digest, _pixels(layout, room, offset))
         self.clips.append(
             ClipInfo(
