@@ -261,6 +261,10 @@ def test_a_phone_and_a_page_at_twice_its_size(visit: Callable[..., Visit], optio
     ask(page, "What moves?")
     answered(page, 2)
     field = page.get_by_label("Your question").bounding_box()
+    said = page.locator(ANSWER).bounding_box()
+    if options["viewport"] == PHONE:
+        assert said["y"] >= 0, "the answer has come into view"
+        assert said["y"] + said["height"] <= field["y"], "and is not under the field"
     assert field["x"] >= 0
     assert field["x"] + field["width"] <= options["viewport"]["width"]
 

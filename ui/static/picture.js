@@ -10,6 +10,8 @@ import { TurnView } from "./turn_view.js";
 const QUESTIONS = ["one_line", "describe", "read_text"]; // presets that are plain questions, offered as such
 const DESCRIBE = { picture: "Describe the picture.", pictures: "Describe the pictures.", clip: "Describe the video." };
 
+const NARROW = matchMedia("(max-width: 60rem)"); // as in the style sheet: pictures above, conversation below
+
 const PAGE = `
   <div class="picture-page">
     <input class="picture-files unseen" id="picture-files" type="file" accept="image/*,video/*" multiple tabindex="-1"
@@ -242,13 +244,14 @@ class Picture extends HTMLElement {
       view = new TurnView(turn, this.#media, () => this.#again());
       this.#views.set(turn, view);
       turns.append(view.element);
-      turns.scrollTo(0, turns.scrollHeight);
     }
+    const isNew = view.element.dataset.state === undefined;
     const atEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 80;
     const running = this.#conversation.running;
     view.update(turn === this.#conversation.turns.at(-1) && !running);
     for (const [other, older] of this.#views) if (other !== turn) older.update(false);
-    if (atEnd) turns.scrollTo(0, turns.scrollHeight);
+    if (isNew || atEnd) turns.scrollTo(0, turns.scrollHeight);
+    if ((isNew || turn.state === "done") && NARROW.matches) view.element.scrollIntoView({ block: "end" });
     this.querySelector(".picture-send").hidden = Boolean(running);
     this.querySelector(".picture-stop").hidden = !running;
     this.#reader.hear(turn.error ? sentence(turn.error.message) : turn.answer, !running);
