@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zxingcpp
-from browser import PHONE, PICTURES, ROOT, Visit, another, camera_file, chromium
+from browser import PHONE, PICTURES, Visit, another, camera_file, chromium
 from PIL import Image
 from serving import Served
 
@@ -232,19 +232,18 @@ def test_a_camera_that_is_refused(browser: Any, served_ui: Served, camera: Path)
         visit.close()
 
 
-def test_the_wall_outlives_its_server(browser: Any) -> None:
-    with Served(ROOT / "samples" / "model", workers=1) as served:
-        visit = Visit(browser, served.url)
-        visit.expect_errors("Failed to load resource|ERR_")
-        page = visit.open(KIOSK)
-        titled(page, "Fox")
-        (pid,) = served.pids("server")
-        os.kill(pid, signal.SIGKILL)
-        served.wait_until_ready()
-        titled(page, "Penguins")
-        titled(page, "Fox")
-        assert not page.locator(".placard-error").is_visible()
-        visit.close()
+def test_the_wall_outlives_its_server(browser: Any, served_ui: Served) -> None:
+    visit = Visit(browser, served_ui.url)
+    visit.expect_errors("Failed to load resource|ERR_")
+    page = visit.open(KIOSK)
+    titled(page, "Fox")
+    (pid,) = served_ui.pids("server")
+    os.kill(pid, signal.SIGKILL)
+    served_ui.wait_until_ready()
+    titled(page, "Penguins")
+    titled(page, "Fox")
+    assert not page.locator(".placard-error").is_visible()
+    visit.close()
 
 
 def test_a_picture_that_cannot_be_described_gets_no_label_of_another(
