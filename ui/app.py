@@ -42,6 +42,10 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+ASK_AGAIN: Final = "no-cache"
+"""By its etag, so that no page mixes versions."""
+FONTS_STAY: Final = "max-age=86400"
+"""Browsers want them anew whenever a window's size changes the style; until they come, all text looks different."""
 POLITE_S: Final = 0.0005
 """How long the import may hold the interpreter while requests wait."""
 _log = logging.getLogger("beholder.ui")
@@ -91,7 +95,7 @@ class Ui:
         path = scope["path"].removeprefix(root)
         scope = {**scope, "root_path": root.removesuffix(PATH)}  # as before the mount: Gradio's page has its own
         app = await self._answer(path, scope)
-        await app(scope, receive, _with_headers(send))
+        await app(scope, receive, _with_headers(send, FONTS_STAY if path.endswith(".woff2") else ASK_AGAIN))
 
     async def _answer(self, path: str, scope: Scope) -> ASGIApp:
         if path.startswith("/own/"):
@@ -145,13 +149,13 @@ async def _icon(request: Request) -> Response:
     return FileResponse(STATIC / "icon.svg")
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, cache: str) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
-            headers.setdefault("cache-control", "no-cache")  # asked again by its etag, so that no page mixes versions
+            headers.setdefault("cache-control", cache)
         await send(message)
 
     return send_with_headers

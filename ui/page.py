@@ -12,6 +12,7 @@ import gradio as gr
 from fastapi import FastAPI
 
 from ui import engine_page, live, picture, placard
+from ui.anywhere import Anywhere
 from ui.theme import HEAD, theme
 
 TABS: Final = (live, picture, placard, engine_page)
@@ -42,4 +43,5 @@ def build(path: str, scratch: str) -> FastAPI:
         theme=theme(),
         head=HEAD,
     )
+    app.add_middleware(Anywhere, path=path)
     return app

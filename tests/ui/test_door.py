@@ -73,6 +73,19 @@ def test_the_page_may_load_and_call_nothing_but_this_server(client: TestClient):
         assert not re.search(r"https?:|\*", policy)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@pytest.mark.parametrize(
+    "told", [{}, {"host": "10.0.0.7:1"}, {"x-forwarded-host": "a.example", "x-forwarded-proto": "https"}]
+)
+def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(client: TestClient, told: dict[str, str]):
+    page_of(client)
+    page = client.get("/ui/", headers={**told, "accept-encoding": "gzip, br"})
+    assert int(page.headers["content-length"]) == len(page.content)
+    assert page.text.count('new URL(".", location)') == 2, "the configuration's and that of a script"
+    assert not re.search("testserver|10.0.0.7|a.example|[.]invalid", page.text)
+    assert client.head("/ui/").status_code == 200
+
+
 def test_without_gradio_the_page_says_how_to_install_it(client: TestClient, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     answer = client.get("/ui/")

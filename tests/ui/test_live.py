@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +260,112 @@ def test_hiding_the_page_lets_go_of_the_camera_and_nothing_is_stored(visit: Call
     assert page.evaluate("track.readyState") == "ended"
     page.get_by_role("alert").filter(has_text="this page was hidden").wait_for()
     assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+
+
+@pytest.mark.parametrize("how", ["stop", "hide", "file"])
+def test_a_camera_that_is_given_too_late_is_let_go_at_once(browser: Any, served_ui: Served, how: str):
+    """Somebody thinks for long about the browser's question, and does something else meanwhile."""
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script("""
+      const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+      window.given = [];
+      navigator.mediaDevices.getUserMedia = async (wanted) => {
+        await new Promise((resolve) => (window.allow = resolve));
+        given.push(await ask(wanted));
+        return given.at(-1);
+      };
+    """)
+    visit.open("/ui")
+    page = start(visit)
+    page.wait_for_function("Boolean(window.allow)")
+    if how == "stop":
+        page.keyboard.press("Escape")
+        page.mouse.click(5, 500)
+        page.keyboard.press("s")
+    elif how == "hide":
+        page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    else:
+        page.locator("[name=file]").set_input_files(PICTURES / "farm.jpg")
+        said(page, "tractor|cow")
+    page.evaluate("allow()")
+    page.wait_for_function("given[0]?.getTracks().every(({ readyState }) => readyState === 'ended')")
+    running = page.locator("beholder-live").get_attribute("data-phase") == "running"
+    assert running == (how == "file")
+    if how == "file":
+        assert page.locator(".live-mark").inner_text() == "Playing a file"
+        assert page.locator(".live-picture img").is_visible()
+    else:
+        assert page.title() == "Beholder"
+    visit.close()
+
+
+def test_words_about_something_else_do_not_stay_when_another_picture_is_opened(visit: Callable[..., Visit]):
+    page = visit().page
+    page.locator("[name=file]").set_input_files(PICTURES / "farm.jpg")
+    said(page, "tractor|cow")
+    page.evaluate(
+        "new MutationObserver(() => (window.emptied ||= !document.querySelector('.live-beside').textContent))"
+        ".observe(document.querySelector('.live-beside'), { childList: true })"
+    )
+    page.locator("[name=file]").set_input_files(PICTURES / "penguins.jpg")
+    said(page, "penguin")
+    assert page.evaluate("emptied")
+
+
+@pytest.mark.parametrize(
+    "text", ["ثلاثة طيور \u2067Fox\u2069 على الجليد", "Donaudampfschifffahrtskapitän" * 9, "三只企鹅站在冰面上。" * 40]
+)
+@pytest.mark.parametrize("viewport", [PHONE, {"width": 1280, "height": 800}], ids=["phone", "laptop"])
+def test_any_script_and_any_length_stays_in_its_place(
+    browser: Any, served_ui: Served, text: str, viewport: dict[str, int]
+):
+    visit = Visit(browser, served_ui.url, viewport=viewport)
+    visit.page.route_web_socket("**/v1/stream", lambda socket: say_on_a_frame(socket, text))
+    visit.open("/ui")
+    page = start(visit)
+    page.locator(CARD).wait_for()
+    for place in (".strip-words", WORDS, ".live-over"):
+        if place == ".live-over":
+            page.keyboard.press("f")
+            page.wait_for_selector(f"{place}:visible")
+        inside = page.locator(place).evaluate(
+            "place => [place.scrollWidth <= place.clientWidth, getComputedStyle(place).direction]"
+        )
+        assert inside == [True, "rtl" if "ط" in text else "ltr"], place
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    visit.close()
+
+
+def say_on_a_frame(socket: Any, text: str) -> None:
+    """A server of one answer, given to the first frame in pieces."""
+    numbers = count(1)
+
+    def tell(**event: Any) -> None:
+        socket.send(json.dumps({**event, "seq": next(numbers)}))
+
+    def hear(message: str | bytes) -> None:
+        if isinstance(message, str) or told:
+            return
+        told.append(json.loads(message[2 : 2 + int.from_bytes(message[:2], "big")])["id"])
+        tell(type="response.created", response_id="one", frame_ids=told)
+        for start in range(0, len(text), 7):
+            tell(type="response.output_text.delta", response_id="one", delta=text[start : start + 7])
+        usage = {"input_tokens": 84, "image_tokens": 64, "cached_tokens": 12, "output_tokens": 5}
+        timings = {"ttft_ms": 4, "tpot_ms": 5}
+        done = {"status": "completed", "text": text, "frame_age_ms": 5, "usage": usage, "timings": timings}
+        tell(type="response.done", response_id="one", **done)
+
+    told: list[int] = []
+    socket.on_message(hear)
+    session = {"model": "m", "prompt": "What is it?"}
+    tell(
+        type="session.created",
+        session_id="s",
+        resume_token="t",
+        limits={},
+        capabilities={"presets": []},
+        session=session,
+    )
 
 
 def test_a_shared_screen_goes_on_while_the_page_is_hidden(visit: Callable[..., Visit]):

@@ -321,3 +321,26 @@ def test_pictures_are_forgotten_with_the_page(page: Any, served_ui: Served) -> N
     while served_ui.client.get(f"/v1/images/{name}").status_code != 404:
         assert time.monotonic() < deadline, "the server still has it"
         time.sleep(0.05)
+
+
+def test_a_page_that_comes_back_has_its_pictures(page: Any) -> None:
+    """Browsers may keep a page that is left, and show it again as it was."""
+    bring(page, PICTURES / "kitchen.jpg")
+    answered(page, 1)
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")
+    ask(page, "What color is the teapot?")
+    assert "red" in answered(page, 2).lower()
+    again = "own => { const other = new Image(); other.src = own.src; return other.decode().then(() => other.width); }"
+    assert page.locator(".picture-own").evaluate(again) == 640
+
+
+def test_answers_are_copied_also_where_browsers_give_no_clipboard(visit: Callable[..., Visit]) -> None:
+    begun = visit()
+    page = open_tab(begun)
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.evaluate("document.addEventListener('copy', () => (window.copied = String(document.activeElement.value)))")
+    bring(page, PICTURES / "kitchen.jpg")
+    answer = answered(page, 1)
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("copied") == answer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zxingcpp
-from browser import PHONE, PICTURES, ROOT, Visit, another, camera_file, chromium
+from browser import PHONE, PICTURES, Visit, another, camera_file, chromium
 from PIL import Image
 from serving import Served
 
@@ -232,16 +232,58 @@ def test_a_camera_that_is_refused(browser: Any, served_ui: Served, camera: Path)
         visit.close()
 
 
-def test_the_wall_outlives_its_server(browser: Any) -> None:
-    with Served(ROOT / "samples" / "model", workers=1) as served:
-        visit = Visit(browser, served.url)
-        visit.expect_errors("Failed to load resource|ERR_")
-        page = visit.open(KIOSK)
-        titled(page, "Fox")
-        (pid,) = served.pids("server")
-        os.kill(pid, signal.SIGKILL)
-        served.wait_until_ready()
-        titled(page, "Penguins")
-        titled(page, "Fox")
-        assert not page.locator(".placard-error").is_visible()
-        visit.close()
+def test_the_wall_outlives_its_server(browser: Any, served_ui: Served) -> None:
+    visit = Visit(browser, served_ui.url)
+    visit.expect_errors("Failed to load resource|ERR_")
+    page = visit.open(KIOSK)
+    titled(page, "Fox")
+    (pid,) = served_ui.pids("server")
+    os.kill(pid, signal.SIGKILL)
+    served_ui.wait_until_ready()
+    titled(page, "Penguins")
+    titled(page, "Fox")
+    assert not page.locator(".placard-error").is_visible()
+    visit.close()
+
+
+def test_a_picture_that_cannot_be_described_gets_no_label_of_another(
+    visit: Callable[..., Visit], tmp_path: Path
+) -> None:
+    begun = visit()
+    begun.expect_errors("400")
+    page = open_tab(begun)
+    damaged = tmp_path / "damaged.jpg"
+    damaged.write_bytes((PICTURES / "farm.jpg").read_bytes()[:300])
+    hang(page, PICTURES / "gallery.jpg")
+    page.set_input_files(".placard-file", str(damaged))
+    page.wait_for_selector(".placard-error:not([hidden])")
+    assert label(page) == {"title": "Untitled"}
+    assert not page.locator(".label-writer").is_visible()
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1920, "height": 1080}, {"width": 1080, "height": 1920}])
+def test_a_long_label_has_all_its_room_on_a_wall(browser: Any, served_ui: Served, viewport: dict[str, int]) -> None:
+    visit = Visit(browser, served_ui.url, viewport=viewport)
+    words = [("It looks at us as if it had been waiting. ", -0.1)] * 14
+    answer_with(visit.page, [('{"title": "The Fox of the Old Museum", "text": "', -0.1), *words, ('"}', -0.1)])
+    page = visit.open(KIOSK)
+    titled(page, "Fox")
+    assert page.locator(".label-text").evaluate("text => text.scrollHeight <= text.clientHeight + 1")
+    for part in (".label", ".placard-frame", ".placard-code a"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= viewport["height"], part
+    visit.close()
+
+
+def test_a_camera_that_is_given_too_late_is_let_go_at_once(page: Any) -> None:
+    page.evaluate("""() => {
+      const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+      window.given = [];
+      navigator.mediaDevices.getUserMedia = async (wanted) => (given.push(await ask(wanted)), given.at(-1));
+      const button = document.querySelector(".placard-use-camera");
+      for (let press = 0; press < 4; press++) button.click();
+    }""")
+    page.wait_for_function("given.length === 2 && given.every((each) => !each.active)")
+    assert not page.locator(".placard-recording").is_visible()
+    assert page.title() == "Beholder"

@@ -14,14 +14,22 @@ const STILL_LOOKS = 3;
 const AGAIN_MS = 2000;
 const RESTLESS_MS = 6000; // after so long of movement a picture is taken all the same
 
-/** Opens the camera, shown in a <video>. Throws what getUserMedia throws, or an Error that says why there is none. */
-export async function openCamera(video) {
+/**
+ * Opens the camera, shown in a <video>. Throws what getUserMedia throws, or an Error that says why there is none. A
+ * camera that is given after the signal has aborted is let go at once.
+ */
+export async function openCamera(video, signal) {
   if (!navigator.mediaDevices) {
     throw new Error("Browsers give the camera to https pages and to this computer only. Start the server with https.");
   }
-  video.srcObject = await navigator.mediaDevices.getUserMedia({
+  const stream = await navigator.mediaDevices.getUserMedia({
     video: { width: { ideal: 1280 }, facingMode: { ideal: "environment" } },
   });
+  if (signal.aborted) {
+    for (const track of stream.getTracks()) track.stop();
+    signal.throwIfAborted();
+  }
+  video.srcObject = stream;
   await video.play();
   watching(video, "Camera on");
 }

@@ -12,6 +12,7 @@ export function drawLabel(element, label) {
     if (!part) {
       part = document.createElement(name === "title" ? "h2" : "p");
       part.className = `label-${name}`;
+      part.dir = "auto";
       element.append(part);
     }
     part.textContent = shown[name] ?? "";

@@ -1,5 +1,6 @@
 // The page that a phone opens from the QR code: the label out of its own address.
 
+import { copy } from "./clipboard.js";
 import { decodeLabel, drawLabel, year } from "./label.js";
 
 const NONE = { title: "No label", text: "This address holds no label, or not all of one. Scan the code again." };
@@ -22,8 +23,7 @@ const text = () => {
 share.addEventListener("click", () => navigator.share({ title: label.title, url: location.href }).catch(() => {}));
 document.getElementById("print").addEventListener("click", () => print());
 document.getElementById("copy").addEventListener("click", async ({ target }) => {
-  await navigator.clipboard.writeText(text());
-  target.textContent = "Copied";
+  target.textContent = (await copy(text())) ? "Copied" : "Not copied";
 });
 addEventListener("hashchange", show);
 show();

@@ -1,6 +1,7 @@
 // <beholder-live>: point a camera, a screen or a file, and read what the model sees, word by word.
 
 import { Announcer } from "./announcer.js";
+import { copy } from "./clipboard.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
 import { History } from "./live_history.js";
 import { LivePrompt } from "./live_prompt.js";
@@ -14,6 +15,7 @@ import { watching } from "./watching.js";
 
 const THUMBNAIL = 320; // pixels, the longer side
 const MARKS = { camera: "Camera on", screen: "Screen shared", file: "Playing a file" };
+const HIDDEN = "Stopped, because this page was hidden. Nothing looks while you do not.";
 const IDLE_MS = 3000; // on a wall the controls go away after so long
 
 class Live extends HTMLElement {
@@ -21,7 +23,7 @@ class Live extends HTMLElement {
   #speech = new Speech();
   #session = null;
   #source = null;
-  #opening = false;
+  #opening = null; // AbortController while a camera, screen or file is being opened
   #shown = ""; // the words on the page
   #frame = 0; // of the animation that will put words there
   #idle = null;
@@ -60,23 +62,27 @@ class Live extends HTMLElement {
 
   /** @param kind "camera", "screen" or "file" (then with the file) */
   async start(kind, file = null) {
-    if (this.#opening) return;
-    this.#opening = true;
     this.stop();
     this.#warn("");
+    const opening = (this.#opening = new AbortController());
+    let source;
     try {
-      this.#source = await this.#openSource(kind, file);
+      source = await this.#openSource(kind, file, opening.signal);
     } catch (error) {
-      this.#warn(error.message);
-      return;
-    } finally {
-      this.#opening = false;
+      if (!opening.signal.aborted) this.#warn(error.message);
     }
+    if (opening.signal.aborted) return source?.close(); // stopped, or another one was begun
+    this.#opening = null;
+    if (!source) return;
+    this.#source = source;
     this.#begin();
+    if (document.hidden && kind !== "screen") this.stop(HIDDEN);
   }
 
   /** Ends the session and lets go of the camera. */
   stop(why = "") {
+    this.#opening?.abort();
+    this.#opening = null;
     const session = this.#session;
     this.#session = null;
     this.#source = null;
@@ -89,11 +95,11 @@ class Live extends HTMLElement {
     if (why) this.#warn(why);
   }
 
-  #openSource(kind, file) {
+  #openSource(kind, file, signal) {
     const [video, image] = [this.#$("video"), this.#$(".live-picture img")];
-    if (kind === "file") return openFile(video, image, file);
-    if (kind === "screen") return openScreen(video);
-    return openCamera(video, { deviceId: this.#$("[name=camera]").value, facing: this.#facing, side: this.#side });
+    if (kind === "file") return openFile(video, image, file, signal);
+    if (kind === "screen") return openScreen(video, signal);
+    return openCamera(video, { deviceId: this.#$("[name=camera]").value, facing: this.#facing, side: this.#side, signal });
   }
 
   #begin() {
@@ -107,7 +113,8 @@ class Live extends HTMLElement {
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
     this.style.setProperty("--live-ratio", source.width / source.height);
     if (source.kind === "camera") this.#showCameras(source.deviceId);
-    this.#shown = "";
+    this.#shown = this.#painted = ""; // the old words were about something else
+    for (const place of this.querySelectorAll(".live-words")) place.textContent = "";
 
     const session = new LiveSession(source, {
       settings: (capabilities) => this.#prompt.settings(capabilities),
@@ -158,10 +165,14 @@ class Live extends HTMLElement {
       for (const place of this.querySelectorAll(".live-words")) {
         if (!grows) place.textContent = "";
         place.append(element("span", grows ? now.slice(before.length) : now)); // new words fade in
-        place.scrollTop = place.scrollHeight;
       }
+      this.#toTheEnd();
       this.#painted = now;
     });
+  }
+
+  #toTheEnd() {
+    for (const place of this.querySelectorAll(".live-words")) place.scrollTop = place.scrollHeight;
   }
 
   #painted = "";
@@ -222,13 +233,14 @@ class Live extends HTMLElement {
     document.addEventListener("visibilitychange", () => {
       // Somebody who shares a screen is looking at something else, that is what sharing is for.
       if (document.hidden && this.#session && this.#source.kind !== "screen") {
-        this.stop("Stopped, because this page was hidden. Nothing looks while you do not.");
+        this.stop(HIDDEN);
       }
     });
     addEventListener("pagehide", () => this.stop());
     document.addEventListener("fullscreenchange", () => {
       if (!document.fullscreenElement && this.dataset.wall === "true") this.#wall(false);
     });
+    new ResizeObserver(() => this.#toTheEnd()).observe(this.#$(".live-stage"));
     this.#$(".live-stage").addEventListener("pointermove", () => this.#wake());
     this.dataset.phase = "idle";
   }
@@ -265,7 +277,7 @@ class Live extends HTMLElement {
       event.preventDefault();
       return this.#do("snap");
     }
-    const running = Boolean(this.#session);
+    const running = Boolean(this.#session ?? this.#opening);
     const keys = { s: running ? "stop" : "camera", f: "wall", m: "mirror", r: "aloud", c: "copy", n: "numbers" };
     const action = keys[event.key.toLowerCase()];
     if (!action || (action === "camera" && !camerasAllowed())) return;
@@ -318,17 +330,7 @@ class Live extends HTMLElement {
   }
 
   async #copy(text) {
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      const area = document.createElement("textarea"); // pages on plain http have no clipboard
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-    }
-    this.#$(".live-said").textContent = "Copied.";
+    this.#$(".live-said").textContent = (await copy(text)) ? "Copied." : "The browser did not let it be copied.";
     setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
   }
 

@@ -25,7 +25,7 @@ export const markup = ({ secure, screens }) => `
       </div>
       <p class="live-mark"><span class="live-dot"></span><span class="live-mark-words"></span></p>
       <p class="live-stale" hidden></p>
-      <p class="live-words live-over" aria-hidden="true"></p>
+      <p class="live-words live-over" aria-hidden="true" dir="auto"></p>
       <div class="live-begin">
         <h2>Point a camera.<br>Read what it sees.</h2>
         <div class="live-choices">
@@ -50,7 +50,7 @@ export const markup = ({ secure, screens }) => `
     ${secure ? "" : insecure()}
     <p class="notice bad live-warning" role="alert" hidden></p>
     <div class="live-reading">
-      <p class="live-words live-beside"></p>
+      <p class="live-words live-beside" dir="auto"></p>
       <p class="live-link" role="status"></p>
       <button type="button" class="button quiet round live-copy" data-do="copy" aria-label="Copy the words (C)" title="Copy the words (C)">${icon("copy")}</button>
     </div>

@@ -86,8 +86,11 @@ export async function listCameras() {
     .map(({ deviceId, label }, index) => ({ deviceId, label: label || `Camera ${index + 1}` }));
 }
 
-/** @param facing "user" (front) or "environment" (rear), when no `deviceId` is given */
-export async function openCamera(video, { deviceId = "", facing = "", side = 640 }) {
+/**
+ * Throws an Error that says why there is none. What is opened after the signal has aborted is closed again, unseen.
+ * @param facing "user" (front) or "environment" (rear), when no `deviceId` is given
+ */
+export async function openCamera(video, { deviceId = "", facing = "", side = 640, signal }) {
   const wanted = { width: { ideal: side }, height: { ideal: Math.round(side * 0.75) } };
   if (deviceId) wanted.deviceId = { exact: deviceId };
   else if (facing) wanted.facingMode = { ideal: facing };
@@ -98,11 +101,11 @@ export async function openCamera(video, { deviceId = "", facing = "", side = 640
     if (error.name !== "OverconstrainedError") throw new Error(whyNoCamera(error));
     stream = await navigator.mediaDevices.getUserMedia({ video: true }); // the chosen camera is gone: any will do
   }
-  return shown(video, stream, "camera");
+  return shown(video, stream, "camera", signal);
 }
 
 /** Asks the browser which screen, window or tab to share. */
-export async function openScreen(video) {
+export async function openScreen(video, signal) {
   let stream;
   try {
     stream = await navigator.mediaDevices.getDisplayMedia({ video: { frameRate: { ideal: 10 } } });
@@ -111,18 +114,19 @@ export async function openScreen(video) {
       error.name === "NotAllowedError" ? "No screen was chosen." : `The screen cannot be shared: ${error.message}`,
     );
   }
-  return shown(video, stream, "screen");
+  return shown(video, stream, "screen", signal);
 }
 
 /** A picture or a clip of the visitor's; clips play in a loop. */
-export async function openFile(video, image, file) {
+export async function openFile(video, image, file, signal) {
   const url = URL.createObjectURL(file);
   const isPicture = file.type.startsWith("image/");
   const element = isPicture ? image : video;
   const stop = () => {
+    URL.revokeObjectURL(url);
+    if (element.src !== url) return; // another file is shown already
     element.removeAttribute("src");
     if (!isPicture) element.load();
-    URL.revokeObjectURL(url);
   };
   element.src = url;
   try {
@@ -132,6 +136,7 @@ export async function openFile(video, image, file) {
       video.loop = true;
       await video.play();
     }
+    signal.throwIfAborted();
   } catch {
     stop();
     throw new Error(`This browser cannot show ${file.name}. The Picture page sends files as they are: try it there.`);
@@ -139,12 +144,16 @@ export async function openFile(video, image, file) {
   return new LiveSource({ kind: "file", element, label: file.name, stop });
 }
 
-async function shown(video, stream, kind) {
+async function shown(video, stream, kind, signal) {
   const [track] = stream.getVideoTracks();
   const stop = () => {
     for (const each of stream.getTracks()) each.stop();
-    video.srcObject = null;
+    if (video.srcObject === stream) video.srcObject = null;
   };
+  if (signal.aborted) {
+    stop();
+    signal.throwIfAborted();
+  }
   video.loop = false;
   video.srcObject = stream;
   try {

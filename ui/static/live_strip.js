@@ -69,7 +69,7 @@ export class LiveStrip {
     card.innerHTML = `
       <img alt="" width="160" height="120">
       <p class="strip-about"><time datetime="${new Date(entry.firstAt).toISOString()}"></time></p>
-      <p class="strip-words"></p>
+      <p class="strip-words" dir="auto"></p>
       <p class="strip-does">
         <button type="button" class="button quiet round" data-card="copy" aria-label="Copy">${icon("copy")}</button>
         <button type="button" class="button quiet round" data-card="star" aria-label="Star" aria-pressed="false">${icon("star")}</button>

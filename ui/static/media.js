@@ -23,6 +23,11 @@ export class Medium {
   /** Frees the memory, here and on the server. */
   close() {
     URL.revokeObjectURL(this.url);
+    this.leave();
+  }
+
+  /** Frees the server's memory only: the page is left, and a browser may bring it back as it was. */
+  leave() {
     const forget = (id) => id.startsWith("file-") && call(`/v1/images/${id}`, { method: "DELETE", keepalive: true });
     this.#upload?.then(forget).catch(() => {});
     this.#upload = null;

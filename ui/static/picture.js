@@ -45,7 +45,7 @@ const PAGE = `
         <div class="picture-questions" role="group" aria-label="Questions to ask"></div>
         <div class="picture-line">
           <label class="unseen" for="picture-question">Your question</label>
-          <textarea id="picture-question" rows="1" placeholder="Ask about it"></textarea>
+          <textarea id="picture-question" rows="1" dir="auto" placeholder="Ask about it"></textarea>
           <button class="button primary picture-send">Ask</button>
           <button type="button" class="button picture-stop" hidden>Stop</button>
         </div>
@@ -95,7 +95,7 @@ class Picture extends HTMLElement {
     this.#leave();
   }
 
-  #leave = () => this.#media.forEach((medium) => medium.close());
+  #leave = () => this.#media.forEach((medium) => medium.leave());
 
   #on(selector, name, listener) {
     this.querySelector(selector).addEventListener(name, listener);

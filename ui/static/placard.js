@@ -39,6 +39,7 @@ const PAGE = `
     </div>
   </div>`;
 
+const SIZES = [1, 0.9, 0.8, 0.7, 0.6]; // of the words on a wall
 const PARTS = ["picture", "camera", "nothing", "recording", "error", "code", "file", "choose", "use-camera", "again", "wall"];
 
 class Placard extends HTMLElement {
@@ -46,7 +47,7 @@ class Placard extends HTMLElement {
   #picture = null; // blob
   #label = null;
   #writing = new AbortController();
-  #watching = null; // AbortController while the camera is on
+  #watching = null; // AbortController while the camera is on, or being opened
   #stopIntake = null;
   #home = new URLSearchParams(location.search).get("home") ?? "";
 
@@ -61,6 +62,7 @@ class Placard extends HTMLElement {
     this.#parts.again.addEventListener("click", () => this.#write());
     this.#parts.wall.addEventListener("click", () => this.firstElementChild.requestFullscreen());
     document.addEventListener("fullscreenchange", this.#onFullscreen);
+    addEventListener("resize", this.#fitLabel);
     document.addEventListener("visibilitychange", this.#onHidden);
     if (this.isWall) this.#beginWall();
   }
@@ -70,6 +72,7 @@ class Placard extends HTMLElement {
     this.#endCamera();
     this.#writing.abort();
     document.removeEventListener("fullscreenchange", this.#onFullscreen);
+    removeEventListener("resize", this.#fitLabel);
     document.removeEventListener("visibilitychange", this.#onHidden);
   }
 
@@ -85,6 +88,7 @@ class Placard extends HTMLElement {
   #onFullscreen = () => {
     const full = document.fullscreenElement === this.firstElementChild;
     this.firstElementChild.classList.toggle("on-wall", full || this.isWall);
+    this.#fitLabel();
   };
 
   #onHidden = () => {
@@ -119,20 +123,22 @@ class Placard extends HTMLElement {
   async #beginCamera() {
     const { camera, picture, nothing, recording, error } = this.#parts;
     error.hidden = true;
+    const watching = (this.#watching = new AbortController());
     try {
-      await openCamera(camera);
+      await openCamera(camera, watching.signal);
     } catch (problem) {
+      if (watching.signal.aborted) return false; // ended before it had begun
+      this.#watching = null;
       this.#tell(cameraTrouble(problem));
       return false;
     }
     this.#fit(camera.videoWidth / camera.videoHeight);
-    this.#watching = new AbortController();
     this.#parts["use-camera"].setAttribute("aria-pressed", "true");
     this.#parts["use-camera"].textContent = "Stop the camera";
     [picture.hidden, camera.hidden, nothing.hidden, recording.hidden] = [true, false, true, false];
     camera.srcObject.getVideoTracks()[0].addEventListener("ended", () => this.#endCamera());
     const seen = { onMoving: () => this.#showCamera(), onPicture: (blob) => (this.#hang(blob), this.#write()) };
-    watch(camera, seen, this.#watching.signal);
+    watch(camera, seen, watching.signal);
     return true;
   }
 
@@ -169,17 +175,22 @@ class Placard extends HTMLElement {
     [error.hidden, code.hidden, again.disabled] = [true, true, true];
     this.#article.classList.remove("empty");
     this.#article.classList.add("writing");
-    let done = false;
+    let [begun, done] = [false, false];
     if (!this.#label) drawLabel(this.#article, { title: "…" });
     const draw = (label) => {
+      if (!begun) this.#article.style.removeProperty("--fit");
+      begun = true;
       this.querySelector(".label-writer").hidden = false;
       this.#article.classList.remove("writing");
       drawLabel(this.#article, label);
+      const text = this.querySelector(".label-text");
+      text.scrollTop = text.scrollHeight; // where it ends on a wall: the newest words are seen
     };
     try {
       const url = await dataUrl(this.#picture);
       this.#label = await writeLabel(url, draw, writing.signal);
       draw(this.#label);
+      this.#fitLabel();
       done = true;
       this.querySelector("[aria-live]").textContent = `${this.#label.title}. ${this.#label.text}`;
       this.#parts.picture.alt = this.#label.title;
@@ -187,10 +198,29 @@ class Placard extends HTMLElement {
     } catch (problem) {
       if (problem.name === "AbortError") return true;
       this.#tell(sentence(problem.message));
+      if (!begun) this.#takeDown();
     }
     this.#article.classList.remove("writing");
     [again.hidden, again.disabled] = [false, false];
     return done;
+  }
+
+  // Smaller, when a long one has not all its room on a wall. Only when it is finished: nothing jumps while it grows.
+  #fitLabel = () => {
+    const text = this.querySelector(".label-text");
+    for (const size of SIZES) {
+      this.#article.style.setProperty("--fit", size);
+      if (text.scrollHeight <= text.clientHeight + 1) break;
+    }
+    text.scrollTop = 0;
+  };
+
+  // A label must not hang beside another picture.
+  #takeDown() {
+    this.#label = null;
+    drawLabel(this.#article, { title: "Untitled" });
+    this.querySelector(".label-writer").hidden = true;
+    this.#parts.picture.alt = "";
   }
 
   async #showCode() {

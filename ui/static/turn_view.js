@@ -1,5 +1,6 @@
 // One question and its answer, as the tab Picture shows them.
 
+import { copy } from "./clipboard.js";
 import { sentence } from "./sentences.js";
 
 /** `element` is a list item; `update` follows the turn. */
@@ -17,8 +18,8 @@ export class TurnView {
     this.element = document.createElement("li");
     this.element.className = "turn";
     this.element.innerHTML = `
-      <p class="turn-question"></p>
-      <p class="turn-answer"></p>
+      <p class="turn-question" dir="auto"></p>
+      <p class="turn-answer" dir="auto"></p>
       <p class="notice bad turn-error" hidden></p>
       <div class="turn-foot">
         <button type="button" class="button quiet turn-copy" hidden>Copy</button>
@@ -52,8 +53,7 @@ export class TurnView {
   }
 
   async #copy() {
-    await navigator.clipboard.writeText(this.#turn.answer);
-    this.#parts.copy.textContent = "Copied";
+    this.#parts.copy.textContent = (await copy(this.#turn.answer)) ? "Copied" : "Not copied";
     setTimeout(() => (this.#parts.copy.textContent = "Copy"), 1500);
   }
 }
