@@ -1,0 +1,151 @@
+"""Each Triton kernel computes what the torch layers compute, on shapes of real models and on odd ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.batch import RowSampling
+from engine.sampling import noise_key, sample
+from preprocess.wire import SamplingParams
+from tests.engine.gpu import INTERPRETED, KERNEL_DEVICE, needs_triton
+
+pytestmark = needs_triton
+
+TYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(KERNEL_DEVICE, dtype)
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Relative error in float64: rounding of the type, and no more."""
+    wanted = expected.double()
+    error = (actual.double() - wanted).norm() / wanted.norm()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 2048), (7, 48), (65, 1536)])
+def test_the_sum_is_kept_and_normalised(dtype: torch.dtype, tokens: int, width: int) -> None:
+    from engine.gpu.ops import add_rms_norm
+
+    x, residual = _random(tokens, width, dtype=dtype), _random(tokens, width, dtype=dtype, seed=1)
+    weight = _random(width, dtype=dtype, seed=2)
+    total = x + residual
+    kept = residual.clone()
+    normed = add_rms_norm(x, kept, weight, 1e-6)
+    assert torch.equal(kept, total)
+    _close(normed, F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
+    untouched = kept.clone()
+    _close(add_rms_norm(None, kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
+    assert torch.equal(kept, untouched)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim"),
+    [(1, 16, 8, 128), (70, 16, 8, 128), (5, 3, 1, 20), (66, 9, 3, 64), (80, 28, 4, 128)],
+)
+def test_heads_are_normalised_rotated_and_written(
+    dtype: torch.dtype, norm: bool, tokens: int, heads: int, kv_heads: int, dim: int
+) -> None:
+    from engine.gpu.ops import rotate_and_write
+
+    qkv = _random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+    weight = _random(heads + kv_heads, dim, dtype=dtype, seed=1)
+    angles = _random(tokens, 1, dim // 2, dtype=torch.float32, seed=2)
+    cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+    slots = (torch.randperm(2 * tokens, generator=torch.Generator().manual_seed(3))[:tokens]).int().to(KERNEL_DEVICE)
+    pool = torch.full((2 * tokens, 2, kv_heads, dim), 7.0, device=KERNEL_DEVICE, dtype=dtype)
+
+    wanted = qkv.double()
+    qk = wanted[:, : heads + kv_heads]
+    if norm:
+        qk = (F.rms_norm(qk, [dim], eps=1e-6) * weight.double()).to(dtype).double()
+    qk = qk * cos.double() + qk.roll(dim // 2, -1) * sin.double()
+
+    query = rotate_and_write(
+        qkv, (cos, sin), slots, pool, num_kv_heads=kv_heads, norm_weight=weight if norm else None, eps=1e-6
+    )
+    _close(query, qk[:, :heads], dtype)
+    _close(pool[slots.long(), 0], qk[:, heads:], dtype)
+    assert torch.equal(pool[slots.long(), 1].double(), wanted[:, heads + kv_heads :])
+    others = torch.ones(2 * tokens, dtype=torch.bool, device=KERNEL_DEVICE)
+    others[slots.long()] = False
+    assert (pool[others] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("tokens", "inner"), [(1, 6144), (3, 100), (65, 1500)])
+def test_gates_close(dtype: torch.dtype, tokens: int, inner: int) -> None:
+    from engine.gpu.ops import silu_mul
+
+    both = _random(tokens, 2 * inner, dtype=dtype)
+    _close(silu_mul(both), F.silu(both[:, :inner].double()) * both[:, inner:].double(), dtype)
+
+
+def test_slots_of_several_sequences_stand_in_line() -> None:
+    from engine.gpu.ops import gather_slots
+
+    table = torch.arange(6 * 5000, dtype=torch.int32, device=KERNEL_DEVICE).view(6, 5000)
+    rows, lengths = [4, 0, 5, 2], [4999, 1, 513, 0]
+    indptr = torch.tensor([0, *lengths]).cumsum(0).int().to(KERNEL_DEVICE)
+    out = torch.full((sum(lengths) + 3,), -1, dtype=torch.int32, device=KERNEL_DEVICE)
+    gather_slots(table, torch.tensor(rows, dtype=torch.int32, device=KERNEL_DEVICE), indptr, out)
+    wanted = torch.cat([table[row, :length] for row, length in zip(rows, lengths, strict=True)])
+    assert torch.equal(out[: sum(lengths)], wanted)
+    assert (out[sum(lengths) :] == -1).all()
+
+
+def test_inputs_come_from_the_host_or_from_the_last_step() -> None:
+    from engine.gpu.ops import decode_inputs
+
+    table = torch.arange(200 * 30, dtype=torch.int32, device=KERNEL_DEVICE).view(200, 30)
+    future = torch.arange(1000, 1200, device=KERNEL_DEVICE)
+    rows = torch.arange(199, 49, -1, dtype=torch.int32, device=KERNEL_DEVICE)
+    ids = torch.where(rows % 3 == 0, -1, rows).long()
+    positions = (rows % 30).long()
+    tokens, slots = torch.empty_like(ids), torch.empty_like(rows)
+    decode_inputs(ids, rows, positions, future, table, tokens, slots)
+    assert torch.equal(tokens, torch.where(rows % 3 == 0, 1000 + rows, rows).long())
+    assert torch.equal(slots, table[rows.long(), positions])
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 151936), (5, 300), (64, 5000)])
+def test_draws_are_those_of_the_torch_sampler(rows: int, vocab: int) -> None:
+    """Greedy and at several temperatures, with numbers that are none among the logits."""
+    from engine.gpu.sampling import draw, is_plain, temperature_of
+
+    logits = 3 * _random(rows, vocab, dtype=torch.float32)
+    logits[0, 17] = torch.nan
+    logits[rows - 1, 5] = torch.inf if rows > 1 else 3.0
+    wanted = [
+        RowSampling(SamplingParams(max_tokens=9, temperature=[0.0, 0.3, 1.0, 2.5][row % 4], seed=row * 77), row % 5)
+        for row in range(rows)
+    ]
+    assert all(is_plain(row) for row in wanted)
+    tokens = torch.full((rows,), -1, dtype=torch.long, device=KERNEL_DEVICE)
+    temperatures = torch.tensor([temperature_of(row.params) for row in wanted], device=KERNEL_DEVICE)
+    draw(logits, temperatures, torch.tensor([noise_key(row) for row in wanted], device=KERNEL_DEVICE), tokens)
+    assert tokens.tolist() == [token.token_id for token in sample(logits, wanted)]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="pinned memory needs a device")
+def test_bounded_draws_are_those_of_the_torch_sampler() -> None:
+    from engine.gpu.sampling import draw_bounded, is_bounded
+
+    logits = 3 * _random(32, 5000, dtype=torch.float32)
+    wanted = [
+        RowSampling(
+            SamplingParams(max_tokens=9, temperature=0.7, top_k=1 + 9 * (row % 8), top_p=[0.8, 1.0][row % 2], seed=row),
+            row,
+        )
+        for row in range(32)
+    ]
+    assert all(is_bounded(row) for row in wanted)
+    assert draw_bounded(logits, wanted).tolist() == [token.token_id for token in sample(logits, wanted)]
