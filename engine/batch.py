@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class VisionRows:
     """Vision embeddings in place of token embeddings: `count` of `embeddings` from `first`, at `start` of the row.
 
-    `embeddings` is (num_tokens, hidden) on the runner's device, owned by the vision cache.
+    `embeddings` is on the runner's device, owned by the vision cache: (num_tokens, hidden), or (num_tokens, hidden ×
+    (1 + taps)) where the model adds features of inner encoder layers (DeepStack), those behind the main ones.
     """
 
     start: int
@@ -63,6 +64,9 @@ class Row:
     `token_ids` are plain ids for text; positions covered by `vision` hold any id (the embedding replaces it).
     Keys and values of position p go to slot `slot_table[table_row, p]`, already filled in by the scheduler;
     attention covers positions 0 … p. `sampling` is None for a chunk whose prompt is not complete.
+
+    Rotary positions are `positions` (3, len(token_ids)): time, row, column; or, where that is None, `position_delta`
+    more than the position in the sequence, on all axes.
     """
 
     table_row: int
@@ -70,6 +74,8 @@ class Row:
     token_ids: Sequence[int]
     sampling: RowSampling | None
     vision: Sequence[VisionRows] = field(default=())
+    positions: NDArray[np.int32] | None = None
+    position_delta: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class Runner(Protocol):
     embedding_bytes: int
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Vision embeddings of pictures: each uint8 (tiles, height, width, 3) → (num_tokens, hidden)."""
+        """Vision embeddings of items: each uint8 (tiles or frames, height, width, 3) → as in `VisionRows`."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:

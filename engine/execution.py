@@ -96,7 +96,8 @@ class Execution:
         sampling = sequence.sampling(allowed) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
         if first >= 0:
-            return Row(sequence.hold.row, start, sequence.output_ids[first : first + chunk.count], sampling)
+            ids = sequence.output_ids[first : first + chunk.count]
+            return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
         stop = start + chunk.count
         vision = []
         for picture in sequence.pictures:
@@ -104,4 +105,6 @@ class Execution:
                 embeddings = self._vision.get(picture.key).embeddings
                 assert embeddings is not None
                 vision.extend(picture.rows(start, stop, embeddings))
-        return Row(sequence.hold.row, start, sequence.ids(start, stop), sampling, vision)
+        positions = sequence.rope_positions(start, stop)
+        ids = sequence.ids(start, stop)
+        return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta)

@@ -15,7 +15,8 @@ import torch
 
 from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder
+from engine.models.llama import llama_config
 from engine.runner import TorchRunner, VisionEncoder
 from preprocess.arena import available_memory
 from preprocess.blocks.checkpoint import Checkpoint
@@ -30,14 +31,14 @@ CPU_KV_TOKENS: Final = 65_536
 class Family:
     """How the two halves of a model are loaded from its folder."""
 
-    language: Callable[[Checkpoint], Llama]
+    language: Callable[[Checkpoint], Decoder]
     encoder: Callable[[Checkpoint], VisionEncoder]
 
 
-def _idefics3_language(checkpoint: Checkpoint) -> Llama:
+def _idefics3_language(checkpoint: Checkpoint) -> Decoder:
     text = checkpoint.config.section("text_config")
     tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
-    return Llama(checkpoint, text, prefix="model.text_model", head="lm_head", tied=tied)
+    return Decoder(checkpoint, llama_config(text), prefix="model.text_model", head="lm_head", tied=tied)
 
 
 FAMILIES: Final = {

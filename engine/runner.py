@@ -15,7 +15,7 @@ import torch
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Row, RowSampling, SampledToken, VisionRows
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder
 from engine.sampling import sample
 from preprocess.wire import SamplingParams
 
@@ -47,7 +47,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         encoder: VisionEncoder,
         *,
         num_slots: int,

@@ -53,6 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
         share=st.booleans(),
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
+        three_axes=st.booleans(),
     )
     def build(
         self,
@@ -63,8 +64,10 @@ class EngineMachine(RuleBasedStateMachine):
         share: bool,
         optimistic: bool,
         min_shared: int,
+        three_axes: bool,
     ) -> None:
         """An engine of some size."""
+        self.three_axes = three_axes
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
         self.runner = FakeRunner(num_slots=num_slots, max_rows=rows)
         self.driver = Driver(
@@ -112,6 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
                 min_tokens=min_tokens,
                 stop_token_ids=list(stops),
                 priority=priority,
+                three_axes=self.three_axes,
             )
             self.num_sent += 1
             answer = self.driver.engine.submit(wanted, load)
