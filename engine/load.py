@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,13 @@ from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_config
+from engine.models.qwen import qwen3_config
 from engine.runner import TorchRunner, VisionEncoder
 from preprocess.arena import available_memory
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.errors import ModelError
 from preprocess.vision.idefics3 import Idefics3Encoder
+from preprocess.vision.qwen3_vl import Qwen3VLEncoder
 
 CPU_KV_TOKENS: Final = 65_536
 """Most KV slots that are chosen by themselves on a CPU; `kv_tokens` can ask for more."""
@@ -41,9 +44,18 @@ def _idefics3_language(checkpoint: Checkpoint) -> Decoder:
     return Decoder(checkpoint, llama_config(text), prefix="model.text_model", head="lm_head", tied=tied)
 
 
+def _qwen3_language(checkpoint: Checkpoint, *, has_experts: bool = False) -> Decoder:
+    text = checkpoint.config.section("text_config")
+    tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    config = qwen3_config(text, has_experts=has_experts)
+    return Decoder(checkpoint, config, prefix="model.language_model", head="lm_head", tied=tied)
+
+
 FAMILIES: Final = {
     "idefics3": Family(_idefics3_language, Idefics3Encoder),
     "smolvlm": Family(_idefics3_language, Idefics3Encoder),
+    "qwen3_vl": Family(_qwen3_language, Qwen3VLEncoder),
+    "qwen3_vl_moe": Family(partial(_qwen3_language, has_experts=True), Qwen3VLEncoder),
 }
 """`model_type` of config.json → family."""
 

@@ -15,7 +15,7 @@ import torch
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Row, RowSampling, SampledToken, VisionRows
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
 from preprocess.wire import SamplingParams
 
@@ -23,12 +23,18 @@ DUMMY_SLOT: Final = 0
 
 
 class VisionEncoder(Protocol):
-    """A vision encoder. `image_size`: side of a tile as it comes from preprocessing, in pixels."""
+    """A vision encoder.
+
+    Attributes:
+        image_size: Side of a picture that it takes, in pixels.
+        num_taps: Features of inner layers behind each vision token's own, for the model's first layers (DeepStack).
+    """
 
     image_size: int
+    num_taps: int
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """uint8 pictures (tiles, height, width, 3) → vision tokens (num_tokens, hidden) of each."""
+        """uint8 (tiles or frames, height, width, 3) → vision tokens (num_tokens, hidden * (1 + num_taps)) of each."""
         ...
 
 
@@ -65,7 +71,7 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
-        self.embedding_bytes = config.hidden_size * dtype.itemsize
+        self.embedding_bytes = config.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
         self.slot_table = torch.full((max_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
         # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
         self.kv_pool = _zeros(
@@ -119,16 +125,41 @@ class TorchRunner:
                 pictures.append((at, part.embeddings[part.first : part.first + part.count]))
 
         hidden = self.model.embed(torch.tensor(token_ids, device=self.device))  # (tokens, hidden)
+        width = hidden.shape[1]
         for at, embeddings in pictures:
-            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)
+            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)[:, :width]
         at_positions = torch.tensor(positions, device=self.device)
-        hidden = self.model.forward(hidden, at_positions, self.attention.plan(segments, at_positions))
+        plan = self.attention.plan(segments, at_positions)
+        rotary = at_positions if self.model.config.rope.sections is None else self._three_axes(laid_out)
+        hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
         ends = [last_token[index] for index, row in enumerate(rows) if row.sampling is not None]
         if not ends:
             return torch.empty((0, self.vocab_size), device=self.device)
         if ends != list(range(len(hidden))):
             hidden = hidden[torch.tensor(ends, dtype=torch.long, device=self.device)]
         return self.model.logits(hidden)
+
+    def _three_axes(self, rows: Sequence[Row]) -> torch.Tensor:
+        """int64 (3, tokens): the rotary positions of a step's tokens."""
+        parts = []
+        for row in rows:
+            own = row.positions
+            if own is None:
+                first = row.start + row.position_delta
+                own = np.broadcast_to(
+                    np.arange(first, first + len(row.token_ids), dtype=np.int32), (3, len(row.token_ids))
+                )
+            parts.append(own)
+        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.int64)).to(self.device)
+
+    def _deepstack(self, pictures: Sequence[tuple[int, torch.Tensor]]) -> DeepStack | None:
+        """What the model's first layers add at vision tokens, given as (first token, embeddings)."""
+        if not pictures or not self.encoder.num_taps:
+            return None
+        tokens = torch.cat([torch.arange(at, at + len(part), device=self.device) for at, part in pictures])
+        width = self.model.config.hidden_size
+        taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (n, taps, hidden)
+        return DeepStack(tokens, taps.transpose(0, 1))
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

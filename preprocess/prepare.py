@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from preprocess.change import change, thumbnail
 from preprocess.config import PreprocessConfig
 from preprocess.decisions import MAX_BRANCHES, branches_of
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.families import Family, load_family
+from preprocess.families import Family, load_family, mrope
 from preprocess.grammar import CompiledGrammar, GrammarCompiler
 from preprocess.image import encoded_bytes
 from preprocess.media import Item, Media, aligned
@@ -83,7 +84,7 @@ def max_pixel_bytes_per_image(config: PreprocessConfig) -> int:
 def pixel_bytes_per_clip(config: PreprocessConfig) -> int:
     """Pixels of a clip with the family's own number of frames: what to lease for each clip of a job."""
     clips = load_family(ModelFolder(config.model)).clips
-    return clips.max_frames * aligned(clips.frame_bytes) if clips is not None else 0
+    return clips.max_bytes + ceil(clips.max_frames / clips.frames_per_item) * aligned(1) if clips is not None else 0
 
 
 class Preparer:
@@ -168,6 +169,7 @@ class Preparer:
     def _request(self, job: Job, prompt: PromptIds, items: Sequence[Item], grammar: CompiledGrammar) -> EngineRequest:
         """One sequence."""
         sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
+        placed = mrope.positions(items, prompt.spans) if self._family.has_three_axes and items else None
         return EngineRequest(
             request_id=job.request_id,
             prompt_ids=np.asarray(prompt.ids, dtype="<i8").tobytes(),
@@ -183,6 +185,7 @@ class Preparer:
             arrival_s=job.arrival_s,
             session_id=job.session_id,
             priority=job.priority,
+            positions=placed.astype("<i4").tobytes() if placed is not None else b"",
         )
 
     def _branches(self, job: Job, encode: Callable[[list[Message]], PromptIds]) -> tuple[PromptIds, list[Branch]]:

@@ -44,10 +44,10 @@ def qwen2_config(fields: Fields) -> DecoderConfig:
     return config
 
 
-def qwen3_config(fields: Fields) -> DecoderConfig:
-    """The text model of Qwen3-VL, dense or with experts; absent fields are what transformers' classes make them."""
-    kind = fields.choice("model_type", ("qwen3_vl_text", "qwen3_vl_moe_text"), "qwen3_vl_text")
-    has_experts = kind == "qwen3_vl_moe_text"
+def qwen3_config(fields: Fields, *, has_experts: bool = False) -> DecoderConfig:
+    """The text model of Qwen3-VL, or of Qwen3-VL-MoE; absent fields are what transformers' classes make them."""
+    kind = "qwen3_vl_moe_text" if has_experts else "qwen3_vl_text"
+    fields.choice("model_type", (kind,), kind)
     fields.choice("hidden_act", ("silu",), "silu")
     fields.refuse("attention_bias", unless=False, reason="biases in attention are not supported")
     fields.refuse("use_sliding_window", unless=False, reason=_SLIDING)

@@ -117,30 +117,38 @@ class RopeConfig:
         return torch.where(waves < self.original_positions / self.high_freq_factor, frequencies, stretched)
 
 
-class Rope:
-    """Rotation of queries and keys by position, from a table made once.
+def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates (…, tokens, heads, head_dim) in place by cosines and signed sines (tokens, 1, head_dim).
 
     A head (a, b) of two halves becomes (a cos - b sin, b cos + a sin): with `roll` swapping the halves and the first
     half of the sines negated, that is `head * cos + roll(head) * sin`, three operations for all heads.
     """
+    torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin, out=heads)
+
+
+def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotate_` takes, each (tokens, 1, head_dim), of float32 angles (tokens, head_dim / 2)."""
+    cos, sin = angles.cos(), angles.sin()
+    whole = torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+    return whole[0].to(dtype), whole[1].to(dtype)
+
+
+class Rope:
+    """Rotation of queries and keys by position, from a table made once."""
 
     def __init__(
         self, config: RopeConfig, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), config.inverse_frequencies(head_dim))
-        cos, sin = angles.cos(), angles.sin()  # (positions, head_dim / 2)
-        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
-        self._table = table.to(device=device, dtype=dtype)  # (positions, 2, head_dim)
-        self._half = head_dim // 2
+        table = torch.cat(rotation(angles, dtype), dim=1)
+        self._table = table.to(device)  # (positions, 2, head_dim)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, each (tokens, 1, head_dim), of positions (tokens,): once a step, for all layers."""
         rows = self._table.index_select(0, positions)  # (tokens, 2, head_dim)
         return rows[:, :1], rows[:, 1:]
 
-    def rotate_(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotates (tokens, heads, head_dim) in place."""
-        torch.addcmul(heads * cos, heads.roll(self._half, -1), sin, out=heads)
+    rotate_ = staticmethod(rotate_)
 
 
 class MRope(Rope):
@@ -151,16 +159,12 @@ class MRope(Rope):
     def __init__(self, config: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._frequencies = config.inverse_frequencies(head_dim).to(device)  # (head_dim / 2,)
         self._axes = mrope_axes(config, head_dim // 2).to(device)
-        self._half = head_dim // 2
         self._dtype = dtype
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Rope.at`, of positions (3, tokens), or (tokens,) where all three are equal."""
         by_wave = positions[self._axes].T if positions.dim() == 2 else positions.unsqueeze(1)
-        angles = by_wave * self._frequencies  # (tokens, head_dim / 2), float32
-        cos, sin = angles.cos(), angles.sin()
-        whole = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return whole[0].to(self._dtype).unsqueeze(1), whole[1].to(self._dtype).unsqueeze(1)
+        return rotation(by_wave * self._frequencies, self._dtype)  # float32 until there
 
 
 def mrope_axes(config: RopeConfig, num_waves: int) -> torch.Tensor:

@@ -29,6 +29,7 @@ class Family(Protocol):
         image_token_id: Placeholder id that vision tokens replace.
         normalisation: What the encoder does to uint8 pixels on its device.
         max_pixel_bytes: Bound of `PictureLayout.num_bytes` for any picture.
+        has_three_axes: Whether the language model takes positions of three axes (`preprocess.families.mrope`).
         clips: How it wants clips; None where it only looks at pictures.
     """
 
@@ -36,10 +37,11 @@ class Family(Protocol):
     image_token_id: int
     normalisation: Normalisation
     max_pixel_bytes: int
+    has_three_axes: bool
     clips: ClipFamily | None
 
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
-        """How a picture of this size (upright) is resized and cut."""
+        """How a picture of this size (upright) is resized and cut. Raises `ClientError` for one of impossible shape."""
         ...
 
     def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:

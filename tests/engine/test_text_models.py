@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.rope import RopeConfig, mrope_axes
 from preprocess.errors import ModelError
+
+qwen3_moe_config = partial(qwen3_config, has_experts=True)
 
 SIZES = {
     "vocab_size": 90,
@@ -62,15 +65,15 @@ CASES = {
     "qwen2.5-vl, one key head": Case("Qwen2_5_VL", qwen2_config, {"num_key_value_heads": 1, **_rope([2, 1, 1])}),
     "qwen3-vl": Case("Qwen3VL", qwen3_config, {"head_dim": 16, **_rope([4, 2, 2])}),
     "qwen3-vl, sections of another head": Case("Qwen3VL", qwen3_config, {"head_dim": 24, **_rope([24, 20, 20])}),
-    "qwen3-vl-moe": Case("Qwen3VLMoe", qwen3_config, {"head_dim": 8, **EXPERTS, **_rope([2, 1, 1])}),
+    "qwen3-vl-moe": Case("Qwen3VLMoe", qwen3_moe_config, {"head_dim": 8, **EXPERTS, **_rope([2, 1, 1])}),
     "every second layer has experts": Case(
-        "Qwen3VLMoe", qwen3_config, {**EXPERTS, "decoder_sparse_step": 2, **_rope([2, 1, 1])}
+        "Qwen3VLMoe", qwen3_moe_config, {**EXPERTS, "decoder_sparse_step": 2, **_rope([2, 1, 1])}
     ),
     "a layer without experts": Case(
-        "Qwen3VLMoe", qwen3_config, {**EXPERTS, "mlp_only_layers": [1], **_rope([2, 1, 1])}
+        "Qwen3VLMoe", qwen3_moe_config, {**EXPERTS, "mlp_only_layers": [1], **_rope([2, 1, 1])}
     ),
     "as many experts as there are": Case(
-        "Qwen3VLMoe", qwen3_config, {**EXPERTS, "num_experts_per_tok": 6, **_rope([2, 1, 1])}
+        "Qwen3VLMoe", qwen3_moe_config, {**EXPERTS, "num_experts_per_tok": 6, **_rope([2, 1, 1])}
     ),
 }
 
@@ -241,11 +244,11 @@ def test_waves_follow_the_positions_that_the_layouts_say() -> None:
         (qwen2_config, {"use_sliding_window": True}, "use_sliding_window is True"),
         (qwen3_config, {"attention_bias": True}, "attention_bias is True"),
         (
-            qwen3_config,
-            {"model_type": "qwen3_vl_moe_text", "num_experts": 2, "num_experts_per_tok": 3},
+            qwen3_moe_config,
+            {"num_experts": 2, "num_experts_per_tok": 3},
             "at most num_experts 2",
         ),
-        (qwen3_config, {"model_type": "qwen3_vl_moe_text", "mlp_only_layers": 1}, "a list of layer indices"),
+        (qwen3_moe_config, {"mlp_only_layers": 1}, "a list of layer indices"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
