@@ -18,12 +18,13 @@ from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_config
-from engine.models.qwen import qwen3_config
+from engine.models.qwen import qwen2_config, qwen3_config
 from engine.runner import TorchRunner, VisionEncoder
 from preprocess.arena import available_memory
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.errors import ModelError
 from preprocess.vision.idefics3 import Idefics3Encoder
+from preprocess.vision.qwen2_vl import Qwen2VLEncoder
 from preprocess.vision.qwen3_vl import Qwen3VLEncoder
 
 CPU_KV_TOKENS: Final = 65_536
@@ -44,6 +45,15 @@ def _idefics3_language(checkpoint: Checkpoint) -> Decoder:
     return Decoder(checkpoint, llama_config(text), prefix="model.text_model", head="lm_head", tied=tied)
 
 
+def _qwen2_language(checkpoint: Checkpoint) -> Decoder:
+    """As published: tensors as in a text model (``model.layers``), fields beside those of the whole."""
+    config = checkpoint.config
+    text = config.section("text_config") if config.has("text_config") else config
+    tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    prefix = "model" if checkpoint.has("model.embed_tokens.weight") else "model.language_model"
+    return Decoder(checkpoint, qwen2_config(text), prefix=prefix, head="lm_head", tied=tied)
+
+
 def _qwen3_language(checkpoint: Checkpoint, *, has_experts: bool = False) -> Decoder:
     text = checkpoint.config.section("text_config")
     tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
@@ -54,6 +64,8 @@ def _qwen3_language(checkpoint: Checkpoint, *, has_experts: bool = False) -> Dec
 FAMILIES: Final = {
     "idefics3": Family(_idefics3_language, Idefics3Encoder),
     "smolvlm": Family(_idefics3_language, Idefics3Encoder),
+    "qwen2_vl": Family(_qwen2_language, Qwen2VLEncoder),
+    "qwen2_5_vl": Family(_qwen2_language, Qwen2VLEncoder),
     "qwen3_vl": Family(_qwen3_language, Qwen3VLEncoder),
     "qwen3_vl_moe": Family(partial(_qwen3_language, has_experts=True), Qwen3VLEncoder),
 }

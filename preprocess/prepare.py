@@ -84,7 +84,7 @@ def max_pixel_bytes_per_image(config: PreprocessConfig) -> int:
 def pixel_bytes_per_clip(config: PreprocessConfig) -> int:
     """Pixels of a clip with the family's own number of frames: what to lease for each clip of a job."""
     clips = load_family(ModelFolder(config.model)).clips
-    return clips.max_bytes + ceil(clips.max_frames / clips.frames_per_item) * aligned(1) if clips is not None else 0
+    return clips.lease_bytes + ceil(clips.max_frames / clips.frames_per_item) * aligned(1) if clips is not None else 0
 
 
 class Preparer:

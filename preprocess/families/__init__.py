@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from preprocess.families.idefics3 import Idefics3
+from preprocess.families.qwen2_vl import qwen2_5_vl, qwen2_vl
+from preprocess.families.qwen3_vl import qwen3_vl
 from preprocess.model_folder import ModelFolder, bad_folder
 
 if TYPE_CHECKING:
@@ -59,7 +61,11 @@ class Family(Protocol):
 
 _FAMILIES: Final[dict[str, Callable[[ModelFolder], Family]]] = {
     "idefics3": Idefics3,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_vl": qwen2_vl,
     "smolvlm": Idefics3,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl,
 }
 
 

@@ -19,14 +19,14 @@ class ClipFamily(Protocol):
         fps: Frames a second that are looked at, unless the client asks for another rate.
         max_frames: Frames that are looked at, at most, likewise.
         frames_per_item: Frames that the encoder sees as one; the last is repeated where they do not come out even.
-        max_bytes: Bound of the pixels of a clip of so many frames; more travel too, but not in shared memory.
+        lease_bytes: Room in shared memory for the pixels of a usual clip; what does not fit travels in the message.
     """
 
     token_id: int
     fps: float
     max_frames: int
     frames_per_item: int
-    max_bytes: int
+    lease_bytes: int
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """The frames to look at, ascending. 0 for `fps` or `max_frames` takes the family's own."""

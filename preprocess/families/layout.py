@@ -27,7 +27,7 @@ class PictureLayout:
     `rows` × `columns` tiles of the last step and one of the whole picture follow; 0 × 0 is the whole picture alone.
     Every tile is `tile_height` × `tile_width` and stands for `tokens_per_tile` vision tokens.
 
-    `frames`: how many frames of a clip the encoder sees as one; there is a tile of each, and the tokens are those of one.
+    `frames`: of a clip, that the encoder sees as one; there is a tile of each, and the tokens are those of one.
     `token_columns`: vision tokens in a row, where positions tell rows and columns apart; else 0.
     """
 

@@ -45,7 +45,7 @@ class SmolVLMClips:
         sampling = settings.get("video_sampling")
         sampling = sampling if isinstance(sampling, dict) else {}
         self.max_frames = max(int(sampling.get("max_frames") or settings.get("num_frames") or _DEFAULT_MAX_FRAMES), 1)
-        self.max_bytes = self.max_frames * tile * tile * 3
+        self.lease_bytes = self.max_frames * tile * tile * 3
         self.token_id = token_id
         self.fps = float(sampling.get("fps") or settings.get("fps") or _DEFAULT_FPS)
         self._size = settings.get("size") or sampling.get("video_size") or {}
