@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from preprocess.wire import SamplingParams, TokenLogprobs
+
+
+FUTURE_TOKEN: Final = -1
+"""In a row of one token: the token that the batch in flight draws for the same table row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +119,25 @@ class Runner(Protocol):
 
     def warm_up(self) -> None:
         """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel."""
+        ...
+
+
+class Flight(Protocol):
+    """A batch that has been launched."""
+
+    def result(self) -> list[SampledToken]:
+        """Waits for the batch; then as `Runner.step`."""
+        ...
+
+
+@runtime_checkable
+class OverlappedRunner(Runner, Protocol):
+    """A runner whose batches run one after the other on a device that the host need not wait for.
+
+    A batch sees everything that earlier ones wrote, so slots and table rows may be given to others at once. A row may
+    ask for `FUTURE_TOKEN` while the batch that draws it is in flight.
+    """
+
+    def launch(self, rows: Sequence[Row]) -> Flight:
+        """Send a batch to the device. What cannot be sent raises here."""
         ...

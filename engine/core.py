@@ -5,6 +5,13 @@
 
 `engine.process` puts sockets around it, offline use calls it directly. Abort and stop are flags: they are honoured
 between batches, never in the middle of one.
+
+With a runner that overlaps, a step runs one batch ahead of its results:
+
+    step n:  schedule n ─▶ launch n ─▶ results of n - 1 ─▶ events          the device computes n meanwhile
+
+What ended with n - 1 then computes one token in vain, which nobody sees. A step waits for results first where the next
+batch depends on them: grammars, penalties, memory running out.
 """
 
 from __future__ import annotations
@@ -12,9 +19,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from engine.batch import Runner, SampledToken
+from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.execution import Execution
 from engine.grammar import Grammars
@@ -36,6 +44,21 @@ COMPILE_POLL_S: Final = 0.002
 """How long a step that has nothing to compute waits for a grammar."""
 
 logger = logging.getLogger("beholder.engine")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Departed:
+    """A chunk whose batch has been sent. `is_prompt`: it was no decode step. `num_retracted`: of its sequence, then."""
+
+    chunk: Chunk
+    is_prompt: bool
+    num_retracted: int
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the sequence still runs, and has not started over since."""
+        sequence = self.chunk.sequence
+        return sequence.state is State.RUNNING and sequence.num_retracted == self.num_retracted
 
 
 class Engine:
@@ -65,6 +88,8 @@ class Engine:
             Limits(max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
         self.grammars = Grammars(config.model, runner.vocab_size)
+        self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
+        self._flying: tuple[Flight, list[Departed]] | None = None
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -118,14 +143,18 @@ class Engine:
         """Forget every request without an event for it: whoever sent them is gone."""
         for sequence in list(self._sequences.values()):
             self._release(sequence, keep=True)
+        self._flying = None
         self._flagged.clear()
         self._outputs.clear()
 
     def step(self) -> list[OutputStart | TokenEvents]:
         """Compute one batch and return what it gave. Empty when there is nothing to do."""
         if not self._sequences:
+            self._flying = None
             return self._outputs.take()
         self._end_flagged()
+        if self._flying is not None and not self._can_run_ahead():
+            self._land()
         plan = self.scheduler.schedule(self._clock())
         if plan.stuck is not None:
             self._fail(plan.stuck, _memory_error(plan.stuck, self.kv.pool.capacity), keep=True)
@@ -205,26 +234,57 @@ class Engine:
         chunks = [chunk for chunk in plan.chunks if chunk.sequence.state is State.RUNNING]
         if not chunks:
             return
-        sampled = self._execution.run(chunks)
-        if sampled is not None:
-            self._postprocess(chunks, sampled)
-            return
+        if self._overlapped is None:
+            sampled = self._execution.run(chunks)
+            if sampled is not None:
+                self._postprocess(_depart(chunks), sampled)
+                return
+        else:
+            flight = self._execution.launch(self._overlapped, chunks)
+            if flight is not None:
+                departed = _depart(chunks)
+                self._land()
+                self._flying = flight, departed
+                return
         for chunk in chunks:
             self._fail(chunk.sequence, _engine_error("computing"), keep=False)
 
-    def _postprocess(self, chunks: list[Chunk], sampled: list[SampledToken]) -> None:
-        """Take a completed batch's results into its sequences."""
+    def _can_run_ahead(self) -> bool:
+        """Whether a batch can be made that will be right whatever the one in flight gives."""
+        running = self.scheduler.running
+        return (
+            self.kv.num_available > len(running)  # nobody will be retracted
+            and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
+            and not any(sequence.needs_results for sequence in running)
+        )
+
+    def _land(self) -> None:
+        """Wait for the batch in flight, if there is one, and take its results."""
+        if self._flying is None:
+            return
+        (flight, departed), self._flying = self._flying, None
+        sampled = self._execution.collect(flight, [part.chunk for part in departed])
+        if sampled is not None:
+            self._postprocess(departed, sampled)
+            return
+        for part in departed:
+            if part.is_awaited:
+                self._fail(part.chunk.sequence, _engine_error("computing"), keep=False)
+
+    def _postprocess(self, departed: list[Departed], sampled: list[SampledToken]) -> None:
+        """Take a completed batch's results into its sequences; those that have ended since get none."""
         now_s = self._clock()
         tokens = iter(sampled)
-        for chunk in chunks:
-            sequence = chunk.sequence
-            is_prompt = not sequence.is_decoding
-            sequence.num_computed += chunk.count
-            if is_prompt:
+        for part in departed:
+            sequence, samples = part.chunk.sequence, part.chunk.samples
+            token = next(tokens) if samples else None
+            if not part.is_awaited:
+                continue
+            if part.is_prompt:
                 self.scheduler.commit(sequence)
                 self.scheduler.drop_passed_pictures(sequence)
-            if chunk.samples:
-                token = next(tokens)
+            if token is not None:
+                sequence.num_pending -= 1
                 if sequence.serial not in self._flagged:
                     self._append(sequence, token, now_s)
         self._end_flagged()
@@ -262,6 +322,7 @@ class Engine:
                 continue
             assert sequence.stop_at is not None
             del sequence.output_ids[sequence.stop_at :]
+            sequence.num_pending = 0
             sequence.num_computed = min(sequence.num_computed, sequence.num_tokens)
             self._end(sequence, "stop")
 
@@ -293,6 +354,17 @@ class Engine:
         self.intake.release(sequence)
         self._flagged.pop(sequence.serial, None)
         del self._sequences[sequence.request_id]
+
+
+def _depart(chunks: list[Chunk]) -> list[Departed]:
+    """Their positions count as computed from here on, and their tokens as coming."""
+    departed = []
+    for chunk in chunks:
+        sequence = chunk.sequence
+        departed.append(Departed(chunk, not sequence.is_decoding, sequence.num_retracted))
+        sequence.num_computed += chunk.count
+        sequence.num_pending += chunk.samples
+    return departed
 
 
 def _rejected(request_id: str, error: BeholderError) -> Rejected:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from engine.batch import Row, Runner, SampledToken, TokenMask
+from engine.batch import FUTURE_TOKEN, Flight, OverlappedRunner, Row, Runner, SampledToken, TokenMask
 from engine.grammar import Grammars, Wanted
 from engine.kv.pool import SlotPool
 from engine.scheduler import Chunk, Encoding, Plan
@@ -53,17 +53,33 @@ class Execution:
         """One forward; a token for each chunk that samples, in order. None when it failed."""
         self._pool.batch_started()
         try:
-            masks = self._masks(chunks)
-            sampled = self._runner.step([self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks])
-            expected = sum(chunk.samples for chunk in chunks)
-            if len(sampled) != expected:
-                raise RuntimeError(f"the runner returned {len(sampled)} tokens for {expected} rows that sample")
+            sampled = _counted(self._runner.step(self._rows(chunks)), chunks)
         except Exception:
             logger.exception("a batch of %d rows failed", len(chunks))
             return None
         finally:
             self._pool.batch_finished()
         return sampled
+
+    def launch(self, runner: OverlappedRunner, chunks: list[Chunk]) -> Flight | None:
+        """Send one forward to a device that runs batches in order. None when that failed."""
+        try:
+            return runner.launch(self._rows(chunks))
+        except Exception:
+            logger.exception("a batch of %d rows failed", len(chunks))
+            return None
+
+    def collect(self, flight: Flight, chunks: list[Chunk]) -> list[SampledToken] | None:
+        """Wait for what `launch` sent; then as `run`."""
+        try:
+            return _counted(flight.result(), chunks)
+        except Exception:
+            logger.exception("a batch of %d rows failed", len(chunks))
+            return None
+
+    def _rows(self, chunks: list[Chunk]) -> list[Row]:
+        masks = self._masks(chunks)
+        return [self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks]
 
     def _fill(self, encodings: list[Encoding]) -> None:
         """Put the embeddings of pictures into their cache entries. Raises RuntimeError when their number is not as
@@ -96,7 +112,7 @@ class Execution:
         sampling = sequence.sampling(allowed) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
         if first >= 0:
-            ids = sequence.output_ids[first : first + chunk.count]
+            ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
             return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
         stop = start + chunk.count
         vision = []
@@ -108,3 +124,11 @@ class Execution:
         positions = sequence.rope_positions(start, stop)
         ids = sequence.ids(start, stop)
         return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta)
+
+
+def _counted(sampled: list[SampledToken], chunks: list[Chunk]) -> list[SampledToken]:
+    """`sampled`, if they are as many as the chunks that sample. Raises RuntimeError otherwise."""
+    expected = sum(chunk.samples for chunk in chunks)
+    if len(sampled) != expected:
+        raise RuntimeError(f"the runner returned {len(sampled)} tokens for {expected} rows that sample")
+    return sampled

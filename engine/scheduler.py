@@ -76,7 +76,11 @@ class Growth:
 
 
 class Scheduler:
-    """Owns who waits and who runs, in order of admission. Invariant: a sequence has a KV hold exactly while it runs."""
+    """Owns who waits and who runs, in order of admission. Invariant: a sequence has a KV hold exactly while it runs.
+
+    Where a batch is in flight, `schedule` is called only when one more token for each running sequence fits: what is in
+    flight is never retracted.
+    """
 
     def __init__(
         self, kv: KVCache, vision: VisionCache, waiting: WaitingQueue, *, max_batched_tokens: int, max_running: int
@@ -131,6 +135,7 @@ class Scheduler:
         self._leave(sequence, keep=True)
         sequence.state = State.WAITING
         sequence.num_computed = 0
+        sequence.num_pending = 0
         sequence.num_retracted += 1
         self.num_retracted += 1
         self.growth.retracted()
@@ -138,18 +143,21 @@ class Scheduler:
 
     def _decode(self, plan: Plan) -> None:
         """One token for each sequence whose prompt is done; retracts the cheapest where slots run out."""
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        decoding = self._decoding()
         while self.kv.num_available < len(decoding):
             if len(self.running) == 1:
                 return
             self._retract_cheapest(plan)
-            decoding = [sequence for sequence in self.running if sequence.is_decoding]
+            decoding = self._decoding()
         if not decoding:
             return
         self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None])
         plan.chunks.extend(Chunk(sequence, sequence.num_computed, 1, True) for sequence in decoding)
         plan.budget -= len(decoding)
         plan.encoder_room = PICTURES_BESIDE_DECODE
+
+    def _decoding(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.is_decoding and not sequence.is_ending]
 
     def _continue_prompts(self, plan: Plan) -> None:
         """A chunk for each running sequence whose prompt is not done, oldest first."""
@@ -231,9 +239,11 @@ class Scheduler:
             return False
         wanted = sequence.prompt_keys[:-1]
         for other in self.running:
-            if other.num_computed < len(other.prompt_keys):
+            assert other.hold is not None
+            num_shareable = other.hold.num_committed  # what is in flight is not
+            if num_shareable < len(other.prompt_keys):
                 shared = shared_length(other.prompt_keys, wanted)
-                if shared > other.num_computed and shared - self._cached_length(sequence) >= MIN_SHARED:
+                if shared > num_shareable and shared - self._cached_length(sequence) >= MIN_SHARED:
                     return True
         return False
 

@@ -34,6 +34,7 @@ def rotate_and_write(
     pool,
     num_heads,
     num_kv_heads,
+    angle_stride,
     eps,
     NORM: tl.constexpr,
     HALF: tl.constexpr,
@@ -63,7 +64,7 @@ def rotate_and_write(
             high_gain = tl.load(gains + HALF, mask=inside, other=0.0).to(tl.float32)
             low = (low * scale * low_gain).to(qkv.dtype.element_ty).to(tl.float32)
             high = (high * scale * high_gain).to(qkv.dtype.element_ty).to(tl.float32)
-        angle = token * (2 * HALF) + columns
+        angle = token * angle_stride + columns
         low_cos = tl.load(cosines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
         high_cos = tl.load(cosines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
         low_sin = tl.load(sines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
@@ -156,10 +157,12 @@ def draw_blocks(logits, temperatures, keys, best, best_ids, vocab, num_blocks, B
 
 
 @triton.jit
-def draw_rows(best, best_ids, tokens, num_blocks, BLOCK: tl.constexpr):
-    """The id of the largest of each row's blocks."""
+def draw_rows(best, best_ids, tokens, future, table_rows, num_blocks, BLOCK: tl.constexpr):
+    """The id of the largest of each row's blocks, for the host and for the next step."""
     row = tl.program_id(0)
     blocks = tl.arange(0, BLOCK)
     value = tl.load(best + row * num_blocks + blocks, mask=blocks < num_blocks, other=-float("inf"))
     _, index = tl.max(value, 0, return_indices=True)
-    tl.store(tokens + row, tl.load(best_ids + row * num_blocks + index).to(tl.int64))
+    token = tl.load(best_ids + row * num_blocks + index).to(tl.int64)
+    tl.store(tokens + row, token)
+    tl.store(future + tl.load(table_rows + row), token)

@@ -42,7 +42,7 @@ def rotate_and_write(
 
     Args:
         qkv: (tokens, heads + 2 kv_heads, head_dim); its queries are changed in place, keys and values are not.
-        rotation: Cosines and signed sines, (tokens, 1, head_dim) each.
+        rotation: Cosines and signed sines, (tokens, 1, head_dim) each, of equal strides.
         slots: int32 (tokens,).
         pool: One layer's, (slots, 2, kv_heads, head_dim).
         num_kv_heads: How many of the heads are keys, and again values.
@@ -66,6 +66,7 @@ def rotate_and_write(
         pool,
         heads,
         num_kv_heads,
+        rotation[0].stride(0),
         eps,
         NORM=norm_weight is not None,
         HALF=dim // 2,
@@ -106,7 +107,7 @@ def decode_inputs(
 ) -> None:
     """What a decode step reads: `token_ids` are `ids`, or the table row's of `future` for -1; `slots` of `positions`.
 
-    `ids`, `positions`, `future` and `token_ids` int64, the others int32; all but `future` (rows,).
+    `future` (table rows,) and `token_ids` are int64, the others int32; all but `future` (rows,).
     """
     count = len(ids)
     kernels.decode_inputs[(-(-count // 128),)](

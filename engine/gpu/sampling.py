@@ -1,6 +1,6 @@
 """Sampling that never asks the host: greedy and plain draws in two kernels, filtered draws among the likeliest ids.
 
-The tokens are those of `engine.sampling`, from the same noise. What needs more than this (penalties, bias, grammars, log
+The tokens are those of `engine.sampling`, from the same noise. What needs more (penalties, bias, grammars, log
 probabilities, filters without a bounded top-k) goes through `engine.sampling` itself; `is_plain` and `is_bounded` tell.
 """
 
@@ -48,8 +48,24 @@ def temperature_of(params: SamplingParams) -> float:
     return params.temperature if params.temperature >= COLDEST else 0.0
 
 
-def draw(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Tokens int64 (rows,) of logits (rows, vocab), temperatures float32 (rows,) and noise keys int64 (rows,)."""
+def draw(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    keys: torch.Tensor,
+    tokens: torch.Tensor,
+    future: torch.Tensor,
+    table_rows: torch.Tensor,
+) -> None:
+    """Draws a token a row, and leaves it in `tokens` and in `future` at the row's place in the slot table.
+
+    Args:
+        logits: (rows, vocab).
+        temperatures: float32 (rows,), see `temperature_of`.
+        keys: int64 (rows,), see `noise_key`.
+        tokens: int64 (rows,), written.
+        future: int64 (table rows,), written.
+        table_rows: int32 (rows,).
+    """
     rows, vocab = logits.shape
     num_blocks = -(-vocab // BLOCK)
     best = torch.empty((rows, num_blocks), dtype=torch.float32, device=logits.device)
@@ -58,7 +74,7 @@ def draw(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, t
         logits, temperatures, keys, best, best_ids, vocab, num_blocks, BLOCK=BLOCK, num_warps=4
     )
     block = 1 << (num_blocks - 1).bit_length()
-    kernels.draw_rows[(rows,)](best, best_ids, tokens, num_blocks, BLOCK=block, num_warps=1)
+    kernels.draw_rows[(rows,)](best, best_ids, tokens, future, table_rows, num_blocks, BLOCK=block, num_warps=1)
 
 
 def draw_bounded(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:

@@ -8,12 +8,13 @@ embedding changes the output.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from engine.batch import Row, SampledToken
+from engine.batch import FUTURE_TOKEN, Row, SampledToken
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
 
 VOCAB_SIZE = 50
@@ -124,6 +125,50 @@ class FakeRunner:
             return []
         sampling = row.sampling
         return [SampledToken(draw(history, sampling.params, sampling.output_index, sampling.banned_ids))]
+
+
+class LateRunner(FakeRunner):
+    """A `FakeRunner` whose results are told late: batches are computed in order, as a device does, and `launch` keeps
+    each one's tokens back until they are asked for.
+    """
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.future = [-1] * self.max_rows
+        self.in_flight: list[LateFlight] = []
+        self.most_in_flight = 0
+
+    def launch(self, rows: Sequence[Row]) -> LateFlight:
+        """Hash all rows now."""
+        known = [self._with_future(row) for row in rows]
+        tokens = self.step(known)
+        drawing = [row.table_row for row in rows if row.sampling is not None]
+        for table_row, token in zip(drawing, tokens, strict=True):
+            self.future[table_row] = token.token_id
+        flight = LateFlight(self, tokens)
+        self.in_flight.append(flight)
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        return flight
+
+    def _with_future(self, row: Row) -> Row:
+        if list(row.token_ids) != [FUTURE_TOKEN]:
+            return row
+        return dataclasses.replace(row, token_ids=[self.future[row.table_row]])
+
+
+class LateFlight:
+    """See `LateRunner`."""
+
+    def __init__(self, runner: LateRunner, tokens: list[SampledToken]) -> None:
+        self._runner = runner
+        self._tokens = tokens
+
+    def result(self) -> list[SampledToken]:
+        """The tokens."""
+        flights = self._runner.in_flight
+        del flights[: flights.index(self)]  # those before were given up
+        flights.remove(self)
+        return self._tokens
 
 
 def load(pixels: Pixels) -> torch.Tensor:

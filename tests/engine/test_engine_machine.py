@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine import scheduler
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.driving import Driver, picture, request
-from tests.engine.fake_runner import FakeRunner, load, reference
+from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 
 CONTEXT = 40
 TEXT = list(range(30))
@@ -54,6 +54,7 @@ class EngineMachine(RuleBasedStateMachine):
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
         three_axes=st.booleans(),
+        make=st.sampled_from([FakeRunner, LateRunner]),
     )
     def build(
         self,
@@ -65,11 +66,12 @@ class EngineMachine(RuleBasedStateMachine):
         optimistic: bool,
         min_shared: int,
         three_axes: bool,
+        make: type[FakeRunner],
     ) -> None:
-        """An engine of some size."""
+        """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
-        self.runner = FakeRunner(num_slots=num_slots, max_rows=rows)
+        self.runner = make(num_slots=num_slots, max_rows=rows)
         self.driver = Driver(
             self.runner,
             max_batched_tokens=budget,

@@ -108,12 +108,12 @@ def test_inputs_come_from_the_host_or_from_the_last_step() -> None:
     table = torch.arange(200 * 30, dtype=torch.int32, device=KERNEL_DEVICE).view(200, 30)
     future = torch.arange(1000, 1200, device=KERNEL_DEVICE)
     rows = torch.arange(199, 49, -1, dtype=torch.int32, device=KERNEL_DEVICE)
-    ids = torch.where(rows % 3 == 0, -1, rows).long()
-    positions = (rows % 30).long()
-    tokens, slots = torch.empty_like(ids), torch.empty_like(rows)
+    ids = torch.where(rows % 3 == 0, -1, rows)
+    positions = rows % 30
+    tokens, slots = torch.empty_like(future[: len(rows)]), torch.empty_like(rows)
     decode_inputs(ids, rows, positions, future, table, tokens, slots)
     assert torch.equal(tokens, torch.where(rows % 3 == 0, 1000 + rows, rows).long())
-    assert torch.equal(slots, table[rows.long(), positions])
+    assert torch.equal(slots, table[rows.long(), positions.long()])
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 151936), (5, 300), (64, 5000)])
@@ -131,8 +131,12 @@ def test_draws_are_those_of_the_torch_sampler(rows: int, vocab: int) -> None:
     assert all(is_plain(row) for row in wanted)
     tokens = torch.full((rows,), -1, dtype=torch.long, device=KERNEL_DEVICE)
     temperatures = torch.tensor([temperature_of(row.params) for row in wanted], device=KERNEL_DEVICE)
-    draw(logits, temperatures, torch.tensor([noise_key(row) for row in wanted], device=KERNEL_DEVICE), tokens)
+    keys = torch.tensor([noise_key(row) for row in wanted], device=KERNEL_DEVICE)
+    future = torch.full((rows + 1,), -1, device=KERNEL_DEVICE)
+    places = torch.arange(rows, 0, -1, dtype=torch.int32, device=KERNEL_DEVICE)
+    draw(logits, temperatures, keys, tokens, future, places)
     assert tokens.tolist() == [token.token_id for token in sample(logits, wanted)]
+    assert future.tolist() == [-1, *reversed(tokens.tolist())]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="pinned memory needs a device")

@@ -8,7 +8,7 @@ import pytest
 
 from preprocess.wire import EngineRequest
 from tests.engine.driving import Driver, picture, request
-from tests.engine.fake_runner import FakeRunner, reference
+from tests.engine.fake_runner import FakeRunner, LateRunner, reference
 
 TEXT = [1, 2, 3, 4, 5, 6]
 
@@ -61,10 +61,13 @@ def three_axis_requests() -> list[EngineRequest]:
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("way", ["alone", "batched", "retracted", "repeated"])
-def test_tokens_are_those_of_the_reference(build: object, prefix_cache: bool, chunk: int, way: str) -> None:
+@pytest.mark.parametrize("make", [FakeRunner, LateRunner])
+def test_tokens_are_those_of_the_reference(
+    make: type[FakeRunner], build: object, prefix_cache: bool, chunk: int, way: str
+) -> None:
     assert callable(build)
     requests: list[EngineRequest] = build()
-    runner = FakeRunner(num_slots=61 if way == "retracted" else 513)
+    runner = make(num_slots=61 if way == "retracted" else 513)
     driver = Driver(runner, max_batched_tokens=chunk, prefix_cache=prefix_cache, vision_cache_tokens=17)
     if way == "alone":
         for wanted in requests:

@@ -1,0 +1,79 @@
+"""The decoder's forward in fused kernels: what `engine.models.decoder` computes, in ten launches a layer.
+
+    x ─▶ add + norm ─▶ qkv ─▶ QK-norm + rotation + KV write ─▶ attention ─▶ out ─▶ add + norm ─▶ mlp ─▶ …
+
+A layer's last sum is made by the next layer's first kernel, so `delta` travels beside the residual stream.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.flashinfer_backend import FlashInferPlan
+from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
+from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
+
+
+class FusedDecoder:
+    """A loaded decoder's weights, run through the GPU's kernels.
+
+    Args:
+        model: The decoder, in bfloat16 or float16 on the device.
+        pool: (layers, slots, 2, kv_heads, head_dim).
+    """
+
+    def __init__(self, model: Decoder, pool: torch.Tensor) -> None:
+        self.model = model
+        self._pool = pool.unbind(0)
+
+    def logits(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        plan: FlashInferPlan,
+        deepstack: DeepStack | None = None,
+        ends: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Embeddings (tokens, hidden) → float32 logits (rows, vocab) of the tokens `ends`, or of all.
+
+        `x` is changed. `positions` as in `Decoder.forward`.
+        """
+        model = self.model
+        rotation = model.rope.at(positions)
+        num_taps = 0 if deepstack is None else len(deepstack.taps)
+        delta: torch.Tensor | None = None
+        for layer in model.layers:
+            delta = self._layer(layer, x, delta, rotation, plan)
+            if layer.index < num_taps:
+                assert deepstack is not None
+                x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
+        assert delta is not None
+        if ends is not None:
+            x, delta = x.index_select(0, ends), delta.index_select(0, ends)
+        return model.head.wide(add_rms_norm(delta, x, model.norm.weight, model.norm.eps))
+
+    def _layer(
+        self,
+        layer: DecoderLayer,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        plan: FlashInferPlan,
+    ) -> torch.Tensor:
+        """Adds `delta` and the layer's attention to `x` in place; returns what its MLP adds."""
+        normed = add_rms_norm(delta, x, layer.attention_norm.weight, layer.attention_norm.eps)
+        qkv = layer.qkv(normed).view(len(x), -1, layer.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
+        query = rotate_and_write(
+            qkv,
+            rotation,
+            plan.slots,
+            self._pool[layer.index],
+            num_kv_heads=layer.num_kv_heads,
+            norm_weight=None if layer.qk_norm is None else layer.qk_norm.weight,
+            eps=0.0 if layer.qk_norm is None else layer.qk_norm.eps,
+        )
+        attended = layer.out(plan.read(layer.index, query))
+        normed = add_rms_norm(attended, x, layer.mlp_norm.weight, layer.mlp_norm.eps)
+        if isinstance(layer.mlp, GatedMLP):
+            return layer.mlp.down(silu_mul(layer.mlp.gate_up(normed)))
+        return layer.mlp(normed)

@@ -1,0 +1,237 @@
+"""Runs the model on an NVIDIA GPU and never waits between steps: `launch` sends a step's work and returns at once.
+
+Decode steps are graph replays; steps with chunks of prompts run kernel by kernel, both in one stream, so that each step
+sees what the last one wrote. A drawn token stays on the device, where the next step reads it (`FUTURE_TOKEN`), and is
+copied out behind an event for whoever asks for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.attention.backend import Segment
+from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
+from engine.gpu.decode_graphs import DecodeGraphs, DecodeRows
+from engine.gpu.forward import FusedDecoder
+from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
+from engine.models.decoder import Decoder, DeepStack
+from engine.runner import DUMMY_SLOT, TorchRunner, VisionEncoder
+from engine.sampling import noise_key, sample
+from preprocess.wire import SamplingParams
+
+
+class Flight:
+    """A step that has been launched. Its tokens: known already, or on their way out of the device."""
+
+    def __init__(self, tokens: torch.Tensor, known: dict[int, SampledToken]) -> None:
+        self._known = known
+        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._tokens.copy_(tokens, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def result(self) -> list[SampledToken]:
+        """See `engine.batch.Flight.result`."""
+        self._copied.synchronize()
+        return [
+            self._known.get(index) or SampledToken(token_id) for index, token_id in enumerate(self._tokens.tolist())
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The rows of a step that sample, in order: their places in the slot table, and how they sample."""
+
+    places: list[int]
+    sampling: list[RowSampling]
+
+
+class CudaRunner(TorchRunner):
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        encoder: VisionEncoder,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(
+            model,
+            encoder,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            max_rows=max_rows,
+            dtype=dtype,
+            device=device,
+        )
+        table = torch.full((max_rows + 1, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
+        self.slot_table = table[:max_rows]
+        self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
+        self._decoder = FusedDecoder(model, self.kv_pool)
+        self.graphs: DecodeGraphs | None = DecodeGraphs(self._decoder, self._attention, table, self._future)
+
+    def warm_up(self) -> None:
+        """See `Runner.warm_up`; graphs are captured here."""
+        assert self.graphs is not None
+        self.graphs.capture()
+        super().warm_up()
+        nobody = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
+        for length in (64, 512):
+            self.step([Row(0, 0, [0] * min(length, self.max_positions - 1), nobody)])
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """See `Runner.encode`."""
+        if not pixels:
+            return []
+        sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
+        return self.encoder(sent)
+
+    def step(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """See `Runner.step`."""
+        return self.launch(rows).result()
+
+    @torch.inference_mode()
+    def launch(self, rows: Sequence[Row]) -> Flight:
+        """See `engine.batch.OverlappedRunner.launch`."""
+        wanted = _Wanted(
+            [row.table_row for row in rows if row.sampling is not None],
+            [row.sampling for row in rows if row.sampling is not None],
+        )
+        if self.graphs is not None and len(wanted.places) == len(rows) and all(len(row.token_ids) == 1 for row in rows):
+            logits, tokens = self.graphs.run(_decode_rows(rows, wanted.sampling))
+        else:
+            logits = self.logits(rows)
+            tokens = self._draw(logits, wanted)
+        return Flight(tokens, self._redraw(logits, tokens, wanted))
+
+    def _draw(self, logits: torch.Tensor, wanted: _Wanted) -> torch.Tensor:
+        """Greedy and plain draws of all rows, int64 (rows,)."""
+        count = len(wanted.places)
+        tokens = torch.empty(count, dtype=torch.int64, device=self.device)
+        if count:
+            staged = np.empty((4, count), np.int32)
+            staged[:2] = (
+                np.array([noise_key(row) for row in wanted.sampling], np.int64).view(np.int32).reshape(2, count)
+            )
+            staged[2] = np.array([temperature_of(row.params) for row in wanted.sampling], np.float32).view(np.int32)
+            staged[3] = wanted.places
+            sent = torch.from_numpy(staged).pin_memory().to(self.device, non_blocking=True)
+            keys = sent[:2].view(-1).view(torch.int64)
+            draw(logits, sent[2].view(torch.float32), keys, tokens, self._future, sent[3])
+        return tokens
+
+    def _redraw(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: _Wanted) -> dict[int, SampledToken]:
+        """Draws again for rows whose draw is not plain, into `tokens` and the future; those that only the host can do
+        are waited for and returned.
+        """
+        odd = [index for index, row in enumerate(wanted.sampling) if not is_plain(row)]
+        if not odd:
+            return {}
+        bounded = [index for index in odd if is_bounded(wanted.sampling[index])]
+        hard = [index for index in odd if not is_bounded(wanted.sampling[index])]
+        known: dict[int, SampledToken] = {}
+        if bounded:
+            drawn = draw_bounded(logits[self._sent(bounded)], [wanted.sampling[index] for index in bounded])
+            self._replace(tokens, bounded, wanted, drawn)
+        if hard:
+            sampled = sample(logits[self._sent(hard)], [wanted.sampling[index] for index in hard])
+            known = dict(zip(hard, sampled, strict=True))
+            self._replace(tokens, hard, wanted, self._sent([token.token_id for token in sampled]))
+        return known
+
+    def _replace(self, tokens: torch.Tensor, indices: list[int], wanted: _Wanted, drawn: torch.Tensor) -> None:
+        tokens[self._sent(indices)] = drawn
+        self._future[self._sent([wanted.places[index] for index in indices])] = drawn
+
+    def _sent(self, values: Sequence[int]) -> torch.Tensor:
+        """int64 on the device, without waiting for it."""
+        return torch.tensor(values, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Runs the forward of a step kernel by kernel: float32 logits (rows with `sampling`, vocab), in order."""
+        lengths = [len(row.token_ids) for row in rows]
+        ends = np.cumsum(lengths, dtype=np.int64) - 1
+        total = int(ends[-1]) + 1
+        staged = np.empty((2, total), np.int64)  # ids, positions in the sequence
+        pictures: list[tuple[int, VisionRows]] = []  # (first token, what stands there)
+        first = 0
+        for row, length in zip(rows, lengths, strict=True):
+            staged[0, first : first + length] = row.token_ids
+            staged[1, first : first + length] = np.arange(row.start, row.start + length)
+            for part in row.vision:
+                staged[0, first + part.start : first + part.start + part.count] = 0  # may be ids above the vocabulary
+                pictures.append((first + part.start, part))
+            if row.token_ids[0] == FUTURE_TOKEN:
+                staged[0, first] = -1 - row.table_row
+            first += length
+        parts = [staged.reshape(-1)]
+        has_axes = self.model.config.rope.sections is not None
+        if has_axes:
+            parts.append(self._axes(rows, total).reshape(-1))
+        sampling_ends = ends[[row.sampling is not None for row in rows]]
+        parts.append(sampling_ends)
+        sent = torch.from_numpy(np.concatenate(parts)).pin_memory().to(self.device, non_blocking=True)
+        ids, positions = sent[:total], sent[total : 2 * total]
+        rotary = sent[2 * total : 5 * total].view(3, total) if has_axes else positions
+        if any(row.token_ids[0] == FUTURE_TOKEN for row in rows):
+            ids = torch.where(ids < 0, self._future[(-1 - ids).clamp(min=0)], ids)
+
+        hidden = self.model.embed(ids)  # (tokens, hidden)
+        width = hidden.shape[1]
+        embeddings = [(at, part.embeddings[part.first : part.first + part.count]) for at, part in pictures]
+        for at, part in embeddings:
+            hidden[at : at + len(part)] = part.view(len(part), -1)[:, :width]
+        segments = [Segment(row.table_row, row.start, length) for row, length in zip(rows, lengths, strict=True)]
+        plan = self._attention.plan(segments, positions)
+        if not len(sampling_ends):  # the last layer's results are nobody's, but its keys and values are
+            self._decoder.logits(hidden, rotary, plan, self._taps(embeddings), sent[:1] * 0)
+            return torch.empty((0, self.vocab_size), device=self.device)
+        return self._decoder.logits(
+            hidden, rotary, plan, self._taps(embeddings), sent[len(sent) - len(sampling_ends) :]
+        )
+
+    def _axes(self, rows: Sequence[Row], total: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """(3, tokens): rotary positions."""
+        axes = np.empty((3, total), np.int64)
+        first = 0
+        for row in rows:
+            stop = first + len(row.token_ids)
+            start = row.start + row.position_delta
+            axes[:, first:stop] = np.arange(start, start + stop - first) if row.positions is None else row.positions
+            first = stop
+        return axes
+
+    def _taps(self, pictures: Sequence[tuple[int, torch.Tensor]]) -> DeepStack | None:
+        """What the first layers add at vision tokens, given as (first token, embeddings)."""
+        if not pictures or not self.encoder.num_taps:
+            return None
+        tokens = torch.cat([torch.arange(at, at + len(part), device=self.device) for at, part in pictures])
+        width = self.model.config.hidden_size
+        taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (tokens, taps, hidden)
+        return DeepStack(tokens, taps.transpose(0, 1).contiguous())
+
+
+def _decode_rows(rows: Sequence[Row], sampling: Sequence[RowSampling]) -> DecodeRows:
+    positions = np.array([row.start for row in rows], np.int32)
+    return DecodeRows(
+        ids=np.array([row.token_ids[0] for row in rows], np.int32),
+        positions=positions,
+        rotary=positions + np.array([row.position_delta for row in rows], np.int32),
+        places=np.array([row.table_row for row in rows], np.int32),
+        temperatures=np.array([temperature_of(row.params) for row in sampling], np.float32),
+        keys=np.array([noise_key(row) for row in sampling], np.int64),
+    )
