@@ -22,11 +22,15 @@ from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
 from preprocess.blocks.rope import rotate_
 from preprocess.model_folder import ModelFolder
+from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.normalisation import CLIP_MEAN, CLIP_STD, Normalisation
 from preprocess.vision.patches import axial_rotation, places, unfold
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
+
+_SLICE: Final = 8192
+"""Patches that go through an MLP together: of the largest pictures (65,536 patches) its inside would take gigabytes."""
 
 _EPS: Final = 1e-6
 
@@ -111,7 +115,9 @@ class EncoderLayer:
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)  # each (items, heads, patches, dim)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (items, patches, hidden)
         x = x + self.out(attended)
-        return x + self.fc2(self.fc1.gelu(self.mlp_norm(x), self.gelu))
+        for part in torch.split(x, _SLICE, dim=1):
+            part += self.fc2(self.fc1.gelu(self.mlp_norm(part), self.gelu))
+        return x
 
 
 class Merger:
@@ -140,7 +146,7 @@ class Qwen3VLEncoder:
         model, width, patch, frames = "model.visual", config.hidden_size, config.patch_size, config.frames
         folder, device = ModelFolder(checkpoint.folder), checkpoint.device
         self.config = config
-        self.image_size = patch * config.merge
+        self.image_size = 8 * patch * config.merge
         self.num_taps = len(config.taps)
         self.dtype = checkpoint.dtype
         picture = Fields(folder.image_processor_config, "image processor: ")
@@ -165,20 +171,7 @@ class Qwen3VLEncoder:
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each item → (vision tokens, output_size * (1 + taps)). Items of one size go through together."""
-        results: list[torch.Tensor | None] = [None] * len(pictures)
-        by_shape: dict[torch.Size, list[int]] = {}
-        for index, picture in enumerate(pictures):
-            by_shape.setdefault(picture.shape, []).append(index)
-        for shape, indices in by_shape.items():
-            patches = shape[1] * shape[2] // self.config.patch_size**2
-            together = max(MAX_PATCHES // max(patches, 1), 1)
-            for first in range(0, len(indices), together):
-                batch = indices[first : first + together]
-                tokens = self._encode(torch.stack([pictures[index] for index in batch]))
-                for index, own in zip(batch, tokens, strict=True):
-                    # A copy, since a cache frees each picture by itself: a view would keep the whole batch.
-                    results[index] = own if len(batch) == 1 else own.clone()
-        return [result for result in results if result is not None]
+        return encode_by_shape(pictures, self._encode, MAX_PATCHES * self.config.patch_size**2)
 
     def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
         """uint8 (items, frames, height, width, 3) → (items, tokens, output_size * (1 + taps))."""

@@ -21,7 +21,7 @@ from tiny_models import FAMILIES
 from tokenizers import Tokenizer
 
 import preprocess.media
-from preprocess.config import PreprocessConfig
+from preprocess.config import MediaLimits, PreprocessConfig
 from preprocess.prepare import Preparer
 from preprocess.timeline import Timeline
 from preprocess.wire import GenerationOptions, Job, Lease, Message, Prepared, TextPart, VideoPart
@@ -72,7 +72,7 @@ def preparer(tmp_path_factory: pytest.TempPathFactory) -> Any:
             vision["patch_size"] = values["patch_size"]
             _write(folder / "preprocessor_config.json", patch_size=values["patch_size"])
         _write(folder / "config.json", text_config=text, vision_config=vision)
-        return Preparer(PreprocessConfig(str(folder)), None)
+        return Preparer(PreprocessConfig(str(folder), limits=MediaLimits(max_video_frames=768)), None)
 
     return prepare
 
