@@ -12,12 +12,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         model: Folder of the checkpoint.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes CUDA where there is a device.
         dtype: Type of weights and KV; ``"auto"`` is bfloat16 where the processor or device is fast at it, else float32.
         threads: torch threads; 0 chooses one less than the cores, at least one.
         max_running: Most sequences that decode at once.
         max_context: Longest prompt + answer in tokens; 0 takes the model's.
-        max_batched_tokens: Token budget of a step (decode first, then prefill chunks).
+        max_batched_tokens: Token budget of a step (decode first, then prefill chunks); 0 chooses by device.
         kv_tokens: Size of the KV pool in tokens; 0 chooses from memory.
         max_waiting: Most requests waiting; one more is refused with 429.
         max_waiting_tokens: Most prompt tokens waiting.
@@ -27,12 +27,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """
 
     model: str
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int = 0
     max_running: int = 64
     max_context: int = 0
-    max_batched_tokens: int = 512
+    max_batched_tokens: int = 0
     kv_tokens: int = 0
     max_waiting: int = 256
     max_waiting_tokens: int = 262_144

@@ -40,6 +40,10 @@ from preprocess.wire import Admitted, EngineRequest, EngineStats, FinishReason, 
 MAX_EMPTY_STEPS: Final = 16
 """After so many steps that had work and computed nothing, the request at the head fails."""
 
+CPU_BATCHED_TOKENS: Final = 512
+GPU_BATCHED_TOKENS: Final = 4096
+"""Tokens of a step where the configuration leaves them open: so many keep the device busy."""
+
 COMPILE_POLL_S: Final = 0.002
 """How long a step that has nothing to compute waits for a grammar."""
 
@@ -80,7 +84,8 @@ class Engine:
             self.kv,
             self.vision,
             self.waiting,
-            max_batched_tokens=config.max_batched_tokens,
+            max_batched_tokens=config.max_batched_tokens
+            or (GPU_BATCHED_TOKENS if isinstance(runner, OverlappedRunner) else CPU_BATCHED_TOKENS),
             max_running=min(config.max_running, runner.max_rows),
         )
         max_context = min(config.max_context or runner.max_positions, runner.max_positions)

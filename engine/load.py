@@ -100,7 +100,15 @@ def load_runner(config: EngineConfig) -> Runner:
         raise ModelError(
             f"kv_tokens is {config.kv_tokens}, which takes {needed >> 20} MiB of memory, but {free >> 20} MiB are free"
         )
-    return TorchRunner(
+    make: type[TorchRunner] = TorchRunner
+    if device.type == "cuda":
+        from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does
+
+        if is_usable(dtype, model.config.head_dim):
+            from engine.gpu.runner import CudaRunner
+
+            make = CudaRunner
+    return make(
         model,
         encoder,
         num_slots=1 + (config.kv_tokens or _kv_tokens_for(token_bytes, device)),
@@ -112,6 +120,8 @@ def load_runner(config: EngineConfig) -> Runner:
 
 
 def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("device is cuda, but torch finds no CUDA device here; expected cpu")
     return torch.device(name)

@@ -129,7 +129,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = False
 
     # -- engine
-    device: Annotated[Literal["cpu", "cuda"], Option("Where the model runs.")] = "cpu"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Option("Where the model runs; auto is CUDA where there is a device, else the CPU."),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Option("Type of weights and KV cache; auto is bfloat16 where the device is fast at it, else float32."),
@@ -142,8 +145,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, Option("Longest prompt + answer; 0: the model's.", unit="tokens", low=0, high=16_777_216)
     ] = 0
     max_batched_tokens: Annotated[
-        int, Option("Token budget of one step: decode first, then prefill.", unit="tokens", low=1, high=1_048_576)
-    ] = 512
+        int,
+        Option(
+            "Token budget of one step: decode first, then prefill; 0: 512 on a CPU, 4096 on a GPU.",
+            unit="tokens",
+            low=0,
+            high=1_048_576,
+        ),
+    ] = 0
     kv_tokens: Annotated[
         int, Option("Size of the KV cache; 0: chosen from memory.", unit="tokens", low=0, high=1_073_741_824)
     ] = 0

@@ -68,7 +68,10 @@ class Workspace:
     def __init__(self, device: torch.device) -> None:
         self.ints = torch.empty(_INT_BYTES, dtype=torch.uint8, device=device)
         self._pinned = [torch.empty(_INT_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_IN_FLIGHT)]
-        self._copied = [torch.cuda.Event() for _ in range(_IN_FLIGHT)]
+        self._copied: list[torch.cuda.Event] = [
+            torch.cuda.Event()  # type: ignore[no-untyped-call]
+            for _ in range(_IN_FLIGHT)
+        ]
         self._next = 0
 
     def take(self) -> torch.Tensor:

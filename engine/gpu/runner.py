@@ -32,7 +32,7 @@ class Flight:
         self._known = known
         self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         self._tokens.copy_(tokens, non_blocking=True)
-        self._copied = torch.cuda.Event()
+        self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
     def result(self) -> list[SampledToken]:
@@ -193,8 +193,8 @@ class CudaRunner(TorchRunner):
         hidden = self.model.embed(ids)  # (tokens, hidden)
         width = hidden.shape[1]
         embeddings = [(at, part.embeddings[part.first : part.first + part.count]) for at, part in pictures]
-        for at, part in embeddings:
-            hidden[at : at + len(part)] = part.view(len(part), -1)[:, :width]
+        for at, rows_of in embeddings:
+            hidden[at : at + len(rows_of)] = rows_of.view(len(rows_of), -1)[:, :width]
         segments = [Segment(row.table_row, row.start, length) for row, length in zip(rows, lengths, strict=True)]
         plan = self._attention.plan(segments, positions)
         if not len(sampling_ends):  # the last layer's results are nobody's, but its keys and values are
