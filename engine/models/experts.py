@@ -58,14 +58,15 @@ class Experts:
 
     Attributes:
         router: hidden → a score for each expert.
-        gate_up: (experts, 2 * intermediate, hidden), gates first.
-        down: (experts, hidden, intermediate).
+        gate_up: Of each expert, hidden → 2 * intermediate, gates first.
+        down: Of each expert, intermediate → hidden.
     """
 
     def __init__(self, router: Linear, gate_up: torch.Tensor, down: torch.Tensor, config: ExpertsConfig) -> None:
+        """`gate_up` (experts, 2 * intermediate, hidden) and `down` (experts, hidden, intermediate) are weights."""
         self.router = router
-        self.gate_up = gate_up
-        self.down = down
+        self.gate_up = [Linear(weight) for weight in gate_up]
+        self.down = [Linear(weight) for weight in down]
         self.top_k = config.top_k
         self.normalised = config.normalised
 
@@ -86,12 +87,11 @@ class Experts:
         # In float32: the sum of a token's experts then does not depend on the type that they compute in.
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         first = 0
-        for expert, count in zip(
-            *(part.tolist() for part in torch.unique_consecutive(experts, return_counts=True)), strict=True
-        ):
+        wanted, counts = torch.unique_consecutive(experts, return_counts=True)
+        for expert, count in zip(wanted.tolist(), counts.tolist(), strict=True):
             rows = tokens[first : first + count]
-            gate, up = F.linear(x[rows], self.gate_up[expert]).chunk(2, dim=-1)  # each (count, intermediate)
-            y = F.linear(F.silu(gate) * up, self.down[expert])
+            gate, up = self.gate_up[expert](x[rows]).chunk(2, dim=-1)  # each (count, intermediate)
+            y = self.down[expert](F.silu(gate) * up)
             total.index_add_(0, rows, y * weights[first : first + count])
             first += count
         return total.to(x.dtype)

@@ -134,8 +134,8 @@ class Qwen2VLClips:
     def item_times(self, times_s: Sequence[Fraction], duration_s: Fraction) -> list[int]:
         """See `ClipFamily.item_times`.
 
-        Frames are sampled evenly, so that the k-th of n stands for k / n of the clip, as in the reference; where some
-        are missing, a frame stands for its own time.
+        Frames are sampled evenly, so that the k-th of n stands for k / n of the clip, as in the reference, and is the
+        one that is shown then; where some are missing, a frame stands for its own time.
         """
         num_items = math.ceil(len(times_s) / self.frames_per_item)
         if self._tokens_per_second is None:
@@ -144,7 +144,7 @@ class Qwen2VLClips:
         places = []
         for index in range(0, len(times_s), self.frames_per_item):
             expected, real = index * interval, times_s[index]
-            places.append(expected if abs(real - expected) <= interval else real)
+            places.append(expected if -interval / 4 <= expected - real < interval else real)
         return [math.floor(place * self._tokens_per_second) for place in places]
 
     def placeholder(self, layout: PictureLayout, times_s: Sequence[Fraction], duration_s: Fraction) -> str:
