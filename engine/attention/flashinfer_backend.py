@@ -27,8 +27,12 @@ from engine.gpu.ops import gather_slots
 HEAD_DIMS: Final = (64, 128, 256)
 """Sizes of heads that the kernels are made for."""
 
+ENOUGH_TILES: Final = 96
+"""So many blocks of 128 queries, by key head, keep the device busy without splitting their keys."""
+
 _FLOAT_BYTES: Final = 384 << 20
 _INT_BYTES: Final = 8 << 20
+_PLAN_BYTES: Final = 128 << 10
 _IN_FLIGHT: Final = 4
 """Pinned workspaces in rotation: one may be written again once the plan that it held has been copied."""
 _CAUSAL: Final = 1
@@ -57,7 +61,7 @@ class Lengths:
     keys: NDArray[np.int32]
 
     @classmethod
-    def of(cls, new: Sequence[int], total: Sequence[int]) -> Lengths:
+    def of(cls, new: NDArray[np.int32], total: NDArray[np.int32]) -> Lengths:
         """From how many tokens each row computes, and how many it then has."""
         return cls(_offsets(new), _offsets(total))
 
@@ -85,24 +89,38 @@ class Workspace:
         self._next = (self._next + 1) % _IN_FLIGHT
 
 
-class FlashInferPlan:
-    """See `AttentionPlan`. `slots`: int32 (tokens,), where the step's keys and values go."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PartPlan:
+    """Tokens `first` … `first + count - 1` of a step. int32 on the device: offsets of each row's new tokens and of its
+    keys, and the slots of all keys, row by row.
+    """
+
+    first: int
+    count: int
+    workspace: Workspace
+    info: Any
+    queries: torch.Tensor
+    keys: torch.Tensor
+    slots: torch.Tensor
+
+
+class StepPlan:
+    """See `AttentionPlan`.
+
+    Args:
+        backend: Whose kernels run.
+        slots: int32 (tokens,), where the step's keys and values go.
+        parts: Cover the step's tokens, each planned by itself.
+        pad: Whether there may be tokens that no row of theirs holds; attention gives zeros there.
+    """
 
     def __init__(
-        self,
-        backend: FlashInferAttention,
-        workspace: Workspace,
-        info: Any,
-        slots: torch.Tensor,
-        indptrs: tuple[torch.Tensor, torch.Tensor],
-        indices: torch.Tensor,
+        self, backend: FlashInferAttention, slots: torch.Tensor, parts: Sequence[PartPlan], *, pad: bool = False
     ) -> None:
         self.slots = slots
         self._backend = backend
-        self._workspace = workspace
-        self._info = info
-        self._indptrs = indptrs
-        self._indices = indices
+        self._parts = parts
+        self._pad = pad
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
@@ -111,39 +129,11 @@ class FlashInferPlan:
 
     def read(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Attention alone: the step's keys and values are in the pool. (tokens, heads, dim) → (tokens, heads * dim)."""
-        backend = self._backend
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        keys, values = backend.caches[layer]
-        backend.module.paged_run(
-            backend.floats,
-            self._workspace.ints,
-            self._info,
-            query,
-            keys,
-            values,
-            *self._indptrs,
-            self._indices,
-            backend.ones[: len(self._indptrs[1]) - 1],
-            out,
-            None,
-            _CAUSAL,
-            _NHD,
-            -1,
-            False,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            0.0,
-            backend.scale,
-            1.0,
-            1e-4,
-            0,
-        )
+        make = torch.zeros if self._pad else torch.empty
+        out = make(query.shape, dtype=query.dtype, device=query.device)
+        for part in self._parts:
+            stop = part.first + part.count
+            self._backend.run(layer, part, query[part.first : stop], out[part.first : stop])
         return out.flatten(1)
 
 
@@ -170,10 +160,11 @@ class FlashInferAttention:
         self.ones = torch.ones(slot_table.shape[0] + 1, dtype=torch.int32, device=device)
         self._workspace = Workspace(device)
 
-    def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> FlashInferPlan:
+    def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:
         """See `AttentionBackend.plan`."""
         lengths = Lengths.of(
-            [segment.length for segment in segments], [segment.start + segment.length for segment in segments]
+            np.array([segment.length for segment in segments], np.int32),
+            np.array([segment.start + segment.length for segment in segments], np.int32),
         )
         device = self.pool.device
         rows = len(segments)
@@ -187,19 +178,53 @@ class FlashInferAttention:
         gather_slots(self.slot_table, table_rows, keys, indices)
         info = self.schedule(lengths, self._workspace)
         slots = self.slot_table[token_rows, positions]
-        return FlashInferPlan(self, self._workspace, info, slots, (query, keys), indices)
+        return StepPlan(self, slots, [PartPlan(0, len(positions), self._workspace, info, query, keys, indices)])
+
+    def run(self, layer: int, part: PartPlan, query: torch.Tensor, out: torch.Tensor) -> None:
+        """One layer's attention of a part, (tokens, heads, dim) each."""
+        keys, values = self.caches[layer]
+        self.module.paged_run(
+            self.floats,
+            part.workspace.ints,
+            part.info,
+            query,
+            keys,
+            values,
+            part.queries,
+            part.keys,
+            part.slots,
+            self.ones[: len(part.keys) - 1],
+            out,
+            None,  # no log-sum-exp
+            _CAUSAL,
+            _NHD,
+            -1,  # no window
+            False,  # no programmatic dependent launch
+            *[None] * 8,  # masks, slopes, prefixes, scales
+            0.0,  # no soft cap
+            self.scale,
+            1.0,  # rotation inside the kernel, which is not used
+            1e-4,
+            0,
+        )
 
     def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0) -> Any:
         """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
         key_lengths = np.diff(lengths.keys)
+        tokens = padded_tokens or int(lengths.query[-1])
+        is_whole = -(-tokens * (self.num_heads // self.num_kv_heads) // 128) * self.num_kv_heads >= ENOUGH_TILES
+        pinned = workspace.take()
+        if is_whole and padded_tokens:
+            # Without splits nobody tells the tiles that padding adds to stop: they do tile 0 again.
+            pinned[:_PLAN_BYTES].zero_()
         info = self.module.plan(
             self.floats,
             workspace.ints,
-            workspace.take(),
+            pinned,
             torch.from_numpy(lengths.query),
             torch.from_numpy(lengths.keys),
             torch.from_numpy(key_lengths),
-            padded_tokens or int(lengths.query[-1]),
+            tokens,
             len(key_lengths),
             self.num_heads,
             self.num_kv_heads,
@@ -210,7 +235,7 @@ class FlashInferAttention:
             True,
             -1,
             -1,
-            False,
+            is_whole,  # splitting keys costs a pass that puts results together again
             0,
             0,
         )
@@ -218,7 +243,7 @@ class FlashInferAttention:
         return info
 
 
-def _offsets(lengths: Sequence[int]) -> NDArray[np.int32]:
+def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

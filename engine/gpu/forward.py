@@ -7,11 +7,23 @@ A layer's last sum is made by the next layer's first kernel, so `delta` travels 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from engine.attention.flashinfer_backend import FlashInferPlan
+from engine.attention.flashinfer_backend import StepPlan
+from engine.gpu.experts import run_experts
 from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
 from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
+from engine.models.experts import Experts
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """`DeepStack` for all tokens from `first` on, zeros where there is nothing to see: taps (taps, tokens, hidden)."""
+
+    first: int
+    taps: torch.Tensor
 
 
 class FusedDecoder:
@@ -30,8 +42,8 @@ class FusedDecoder:
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        plan: FlashInferPlan,
-        deepstack: DeepStack | None = None,
+        plan: StepPlan,
+        deepstack: DeepStack | Shown | None = None,
         ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Embeddings (tokens, hidden) → float32 logits (rows, vocab) of the tokens `ends`, or of all.
@@ -46,7 +58,10 @@ class FusedDecoder:
             delta = self._layer(layer, x, delta, rotation, plan)
             if layer.index < num_taps:
                 assert deepstack is not None
-                x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
+                if isinstance(deepstack, Shown):
+                    x[deepstack.first :] += deepstack.taps[layer.index]
+                else:
+                    x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
         assert delta is not None
         if ends is not None:
             x, delta = x.index_select(0, ends), delta.index_select(0, ends)
@@ -58,7 +73,7 @@ class FusedDecoder:
         x: torch.Tensor,
         delta: torch.Tensor | None,
         rotation: tuple[torch.Tensor, torch.Tensor],
-        plan: FlashInferPlan,
+        plan: StepPlan,
     ) -> torch.Tensor:
         """Adds `delta` and the layer's attention to `x` in place; returns what its MLP adds."""
         normed = add_rms_norm(delta, x, layer.attention_norm.weight, layer.attention_norm.eps)
@@ -76,4 +91,5 @@ class FusedDecoder:
         normed = add_rms_norm(attended, x, layer.mlp_norm.weight, layer.mlp_norm.eps)
         if isinstance(layer.mlp, GatedMLP):
             return layer.mlp.down(silu_mul(layer.mlp.gate_up(normed)))
-        return layer.mlp(normed)
+        assert isinstance(layer.mlp, Experts)
+        return run_experts(layer.mlp, normed)

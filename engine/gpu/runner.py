@@ -1,14 +1,15 @@
 """Runs the model on an NVIDIA GPU and never waits between steps: `launch` sends a step's work and returns at once.
 
-Decode steps are graph replays; steps with chunks of prompts run kernel by kernel, both in one stream, so that each step
-sees what the last one wrote. A drawn token stays on the device, where the next step reads it (`FUTURE_TOKEN`), and is
-copied out behind an event for whoever asks for the result.
+Steps are graph replays; those larger than any captured one run kernel by kernel. All go through one stream, so that
+each step sees what the last one wrote. A drawn token stays on the device, where the next step reads it
+(`FUTURE_TOKEN`), and is copied out behind an event for whoever asks for the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,19 +17,30 @@ import torch
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
 from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
-from engine.gpu.decode_graphs import DecodeGraphs, DecodeRows
+from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
+from engine.gpu.step_graphs import StepGraphs, StepRows
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import DUMMY_SLOT, TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
 from preprocess.wire import SamplingParams
 
+MOST_PROMPT_TOKENS: Final = 4096
+"""Tokens of prompts in one captured step; larger steps run kernel by kernel."""
 
-class Flight:
-    """A step that has been launched. Its tokens: known already, or on their way out of the device."""
 
-    def __init__(self, tokens: torch.Tensor, known: dict[int, SampledToken]) -> None:
+class CudaFlight:
+    """A step that has been launched. Its tokens: known already, or on their way out of the device.
+
+    Args:
+        tokens: int64, of all samples of the step.
+        picks: Which of those each row with `sampling` is.
+        known: By index among these rows, what the host has drawn already.
+    """
+
+    def __init__(self, tokens: torch.Tensor, picks: list[int], known: dict[int, SampledToken]) -> None:
+        self._picks = picks
         self._known = known
         self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         self._tokens.copy_(tokens, non_blocking=True)
@@ -38,17 +50,20 @@ class Flight:
     def result(self) -> list[SampledToken]:
         """See `engine.batch.Flight.result`."""
         self._copied.synchronize()
-        return [
-            self._known.get(index) or SampledToken(token_id) for index, token_id in enumerate(self._tokens.tolist())
-        ]
+        token_ids: list[int] = self._tokens.tolist()
+        known = self._known
+        return [known.get(index) or SampledToken(token_ids[pick]) for index, pick in enumerate(self._picks)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The rows of a step that sample, in order: their places in the slot table, and how they sample."""
+    """The rows of a step that sample, in order: their places in the slot table, how they sample, which samples they
+    are.
+    """
 
     places: list[int]
     sampling: list[RowSampling]
+    picks: list[int]
 
 
 class CudaRunner(TorchRunner):
@@ -79,16 +94,24 @@ class CudaRunner(TorchRunner):
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
         self._decoder = FusedDecoder(model, self.kv_pool)
-        self.graphs: DecodeGraphs | None = DecodeGraphs(self._decoder, self._attention, table, self._future)
+        self.graphs: StepGraphs | None = StepGraphs(
+            self._decoder,
+            self._attention,
+            table,
+            self._future,
+            num_taps=encoder.num_taps,
+            most_tokens=min(MOST_PROMPT_TOKENS, max_positions),
+        )
+        self._encoder_graphs = EncoderGraphs(encoder)
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`; graphs are captured here."""
         assert self.graphs is not None
+        super().warm_up()
         self.graphs.capture()
         super().warm_up()
-        nobody = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
-        for length in (64, 512):
-            self.step([Row(0, 0, [0] * min(length, self.max_positions - 1), nobody)])
+        drawn = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
+        self.step([Row(0, 0, [0], drawn)])
         torch.cuda.synchronize()
 
     @torch.inference_mode()
@@ -97,25 +120,27 @@ class CudaRunner(TorchRunner):
         if not pixels:
             return []
         sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
-        return self.encoder(sent)
+        return self._encoder_graphs(sent)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
         return self.launch(rows).result()
 
     @torch.inference_mode()
-    def launch(self, rows: Sequence[Row]) -> Flight:
+    def launch(self, rows: Sequence[Row]) -> CudaFlight:
         """See `engine.batch.OverlappedRunner.launch`."""
-        wanted = _Wanted(
-            [row.table_row for row in rows if row.sampling is not None],
-            [row.sampling for row in rows if row.sampling is not None],
-        )
-        if self.graphs is not None and len(wanted.places) == len(rows) and all(len(row.token_ids) == 1 for row in rows):
-            logits, tokens = self.graphs.run(_decode_rows(rows, wanted.sampling))
+        places = [row.table_row for row in rows if row.sampling is not None]
+        sampling = [row.sampling for row in rows if row.sampling is not None]
+        sorted_rows = StepRows.of(rows)
+        if self.graphs is not None and self.graphs.fits(sorted_rows):
+            result = self.graphs.run(sorted_rows)
+            wanted = _Wanted(places, sampling, result.picks)
+            logits, tokens = result.logits, result.tokens
         else:
+            wanted = _Wanted(places, sampling, list(range(len(places))))
             logits = self.logits(rows)
             tokens = self._draw(logits, wanted)
-        return Flight(tokens, self._redraw(logits, tokens, wanted))
+        return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted))
 
     def _draw(self, logits: torch.Tensor, wanted: _Wanted) -> torch.Tensor:
         """Greedy and plain draws of all rows, int64 (rows,)."""
@@ -144,17 +169,20 @@ class CudaRunner(TorchRunner):
         hard = [index for index in odd if not is_bounded(wanted.sampling[index])]
         known: dict[int, SampledToken] = {}
         if bounded:
-            drawn = draw_bounded(logits[self._sent(bounded)], [wanted.sampling[index] for index in bounded])
+            drawn = draw_bounded(logits[self._samples(bounded, wanted)], [wanted.sampling[index] for index in bounded])
             self._replace(tokens, bounded, wanted, drawn)
         if hard:
-            sampled = sample(logits[self._sent(hard)], [wanted.sampling[index] for index in hard])
+            sampled = sample(logits[self._samples(hard, wanted)], [wanted.sampling[index] for index in hard])
             known = dict(zip(hard, sampled, strict=True))
             self._replace(tokens, hard, wanted, self._sent([token.token_id for token in sampled]))
         return known
 
     def _replace(self, tokens: torch.Tensor, indices: list[int], wanted: _Wanted, drawn: torch.Tensor) -> None:
-        tokens[self._sent(indices)] = drawn
+        tokens[self._samples(indices, wanted)] = drawn
         self._future[self._sent([wanted.places[index] for index in indices])] = drawn
+
+    def _samples(self, indices: Sequence[int], wanted: _Wanted) -> torch.Tensor:
+        return self._sent([wanted.picks[index] for index in indices])
 
     def _sent(self, values: Sequence[int]) -> torch.Tensor:
         """int64 on the device, without waiting for it."""
@@ -223,15 +251,3 @@ class CudaRunner(TorchRunner):
         width = self.model.config.hidden_size
         taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (tokens, taps, hidden)
         return DeepStack(tokens, taps.transpose(0, 1).contiguous())
-
-
-def _decode_rows(rows: Sequence[Row], sampling: Sequence[RowSampling]) -> DecodeRows:
-    positions = np.array([row.start for row in rows], np.int32)
-    return DecodeRows(
-        ids=np.array([row.token_ids[0] for row in rows], np.int32),
-        positions=positions,
-        rotary=positions + np.array([row.position_delta for row in rows], np.int32),
-        places=np.array([row.table_row for row in rows], np.int32),
-        temperatures=np.array([temperature_of(row.params) for row in sampling], np.float32),
-        keys=np.array([noise_key(row) for row in sampling], np.int64),
-    )

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from engine.batch import RowSampling
+from engine.models.experts import Experts, ExpertsConfig
 from engine.sampling import noise_key, sample
+from preprocess.blocks.linear import Linear
 from preprocess.wire import SamplingParams
 from tests.engine.gpu import INTERPRETED, KERNEL_DEVICE, needs_triton
 
@@ -153,3 +155,37 @@ def test_bounded_draws_are_those_of_the_torch_sampler() -> None:
     ]
     assert all(is_bounded(row) for row in wanted)
     assert draw_bounded(logits, wanted).tolist() == [token.token_id for token in sample(logits, wanted)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("tokens", "count", "top_k", "hidden", "inner"), [(1, 16, 4, 96, 40), (37, 6, 2, 48, 24), (200, 8, 3, 64, 72)]
+)
+def test_experts_are_those_that_the_layer_would_ask(
+    dtype: torch.dtype, tokens: int, count: int, top_k: int, hidden: int, inner: int
+) -> None:
+    from engine.gpu.experts import run_experts
+
+    scale = hidden**-0.5
+    gate_up = scale * _random(count, 2 * inner, hidden, dtype=dtype)
+    down = scale * _random(count, hidden, inner, dtype=dtype, seed=1)
+    router = Linear(_random(count, hidden, dtype=dtype, seed=2))
+    config = ExpertsConfig(count, top_k, inner, normalised=tokens != 37, step=1, plain_layers=())
+    experts = Experts(router, gate_up, down, config)
+    experts.stacked = gate_up, down
+    x = _random(tokens, hidden, dtype=dtype, seed=3)
+    error = (run_experts(experts, x).double() - experts(x).double()).norm() / experts(x).double().norm()
+    assert error < {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]  # tf32 in products
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_heads_of_encoders_turn(dtype: torch.dtype) -> None:
+    from preprocess.blocks.gpu_kernels import rotate_heads_
+
+    qkv = _random(2, 50, 9 * 72, dtype=dtype).view(2, 50, 27, 24)
+    cos, sin = _random(50, 1, 24, dtype=dtype, seed=1), _random(50, 1, 24, dtype=dtype, seed=2)
+    wanted = qkv.double()
+    turned = wanted[:, :, :18] * cos.double() + wanted[:, :, :18].roll(12, -1) * sin.double()
+    rotate_heads_(qkv[:, :, :18], cos, sin)
+    _close(qkv[:, :, :18], turned, dtype)
+    assert torch.equal(qkv[:, :, 18:].double(), wanted[:, :, 18:])

@@ -129,7 +129,7 @@ def test_fused_kernels_and_flashinfer_compute_what_torch_computes(folder: Path, 
 
 def test_graphs_of_all_sizes_compute_what_they_were_captured_from(runner: Any) -> None:
     """Padded or not; and the padding writes nothing but the dummy slot."""
-    from engine.gpu.runner import _decode_rows
+    from engine.gpu.step_graphs import StepRows
 
     prompts = [Row(row, 0, _ids(row, 20 + 9 * row), GREEDY) for row in range(ROWS)]
     runner.step(prompts)
@@ -137,8 +137,8 @@ def test_graphs_of_all_sizes_compute_what_they_were_captured_from(runner: Any) -
         rows = [Row(row, 20 + 9 * row, [100 + row], GREEDY) for row in range(count)]
         before = runner.kv_pool.clone()
         with torch.inference_mode():
-            logits, tokens = runner.graphs.run(_decode_rows(rows, [GREEDY] * count))
-        replayed, drawn = logits.clone(), tokens.clone()
+            result = runner.graphs.run(StepRows.of(rows))
+        replayed, drawn = result.logits[:count].clone(), result.tokens[:count].clone()
         written = {1 + 300 * row + 20 + 9 * row for row in range(count)}
         changed = (runner.kv_pool != before).flatten(2).any(2).any(0).nonzero().flatten().tolist()
         assert set(changed) <= written | {0}
@@ -147,6 +147,36 @@ def test_graphs_of_all_sizes_compute_what_they_were_captured_from(runner: Any) -
         assert _error(replayed, eager) < 1e-2, count
         assert torch.equal(drawn, replayed.max(-1).indices)
         assert runner._future[:count].tolist() == drawn.tolist()
+
+
+def test_graphs_of_mixed_steps_compute_what_they_were_captured_from(runner: Any) -> None:
+    """Pictures, taps and three axes included; no slot is written that is not the step's."""
+    from engine.gpu.step_graphs import StepRows
+
+    for rows in _mixed(runner):
+        before = runner.kv_pool.clone()
+        with torch.inference_mode():
+            result = runner.graphs.run(StepRows.of(rows))
+            replayed = result.logits[result.picks].clone()
+        written = runner.kv_pool.clone()
+        changed = (written != before).flatten(2).any(2).any(0).nonzero().flatten().tolist()
+        own = {1 + 300 * row.table_row + row.start + at for row in rows for at in range(len(row.token_ids))}
+        assert set(changed) <= own | {0}
+        with torch.inference_mode():
+            eager = runner.logits(rows)
+        assert _error(replayed, eager) < 1e-2
+        assert _error(written[:, 1:], runner.kv_pool[:, 1:]) < 1e-2
+
+
+def test_pictures_are_encoded_alike_with_a_graph_and_without(runner: Any) -> None:
+    side = max(runner.encoder.image_size, 32)
+    pictures = [torch.randint(0, 256, (1, side, side, 3), dtype=torch.uint8) for _ in range(4)]
+    for _ in range(3):
+        replayed = runner.encode(pictures)
+    for picture, tokens in zip(pictures, replayed, strict=True):
+        with torch.inference_mode():
+            assert _error(tokens, runner.encoder([picture.cuda()])[0]) < 1e-3
+    assert runner._encoder_graphs._captured[pictures[0].shape] is not None
 
 
 def test_a_future_token_is_the_last_one_drawn(runner: Any) -> None:
