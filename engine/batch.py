@@ -117,6 +117,10 @@ class Runner(Protocol):
         """One forward over all rows, decode and prefill mixed. A token for each row with `sampling`, in order."""
         ...
 
+    def facts(self) -> dict[str, object]:
+        """What the table at start says of it: device, dtype, threads, kv_bytes, model_context."""
+        ...
+
     def warm_up(self) -> None:
         """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel."""
         ...

@@ -91,6 +91,16 @@ class TorchRunner:
         logits = self.logits(rows)
         return sample(logits, sampled) if sampled else []
 
+    def facts(self) -> dict[str, object]:
+        """See `Runner.facts`."""
+        return {
+            "device": self.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "kv_bytes": self.kv_pool.nbytes,
+            "model_context": self.model.config.max_positions,
+        }
+
     def warm_up(self) -> None:
         """See `Runner.warm_up`. Rows of the fresh slot table point at the dummy slot."""
         side = self.encoder.image_size

@@ -39,6 +39,11 @@ class ModelFolder:
         """The family's name, such as ``"smolvlm"``."""
         return str(self.config.get("model_type", ""))
 
+    @property
+    def brings_code(self) -> bool:
+        """Whether the folder names Python code of its own to load it with. It is never run."""
+        return any("auto_map" in source for source in (self.config, self.tokenizer_config, self.processor_config))
+
     @cached_property
     def generation_config(self) -> JsonObject:
         """`generation_config.json`, or nothing."""

@@ -5,6 +5,7 @@ A preprocess worker calls `Preparer.prepare` for each job; offline use calls the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -101,11 +102,17 @@ class Preparer:
         self._grammars = GrammarCompiler(after_text=after_text)
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
+        self._own_context = self.profile.max_context
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
 
     def lease_bytes(self, num_images: int) -> int:
         """Bound of the pixel bytes of a job with so many pictures."""
         return num_images * aligned(self._family.max_pixel_bytes)
+
+    def limit_context(self, max_context: int) -> None:
+        """Prompt and answer of every job take at most so many tokens; 0 leaves it as it is."""
+        if max_context and max_context != self.profile.max_context:
+            self.profile = dataclasses.replace(self.profile, max_context=min(max_context, self._own_context))
 
     def prepare(self, job: Job) -> Prepared | Refused:
         """Prepare a job. What cannot be served comes back as `Refused`; nothing is raised."""
@@ -122,6 +129,7 @@ class Preparer:
     def _prepare(self, job: Job) -> Prepared:
         started = time.monotonic()
         check_options(job.options)
+        self.limit_context(job.max_context)
         self._check_amount(job)
         wanted = job.options.grammar
         grammar = self._no_grammar if wanted is None else self._grammars.compile(wanted)

@@ -152,6 +152,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     priority: int = 0
     segmenting: Segmenting | None = None
     generation: int = 0
+    max_context: int = 0
+    """Longest prompt + answer that the engine takes, in tokens; 0: the worker's own bound."""
     questions: list[Question] = []
     """When there are any, each is added to the last message, and nothing is written: its options are weighed."""
 
@@ -399,9 +401,13 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
-    """All requests from before `Reset(epoch)` are gone. The engine says so on both of its sockets."""
+    """All requests from before `Reset(epoch)` are gone. The engine says so on both of its sockets.
+
+    `max_context`: longest prompt + answer that it takes, in tokens.
+    """
 
     epoch: str
+    max_context: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):

@@ -96,8 +96,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # -- media
     workers: Annotated[int, Option("Preprocess processes (decode, resize, tokenise).", low=1, high=256)] = 2
     arena_mb: Annotated[
-        int, Option("Shared memory for pixels on their way to the engine.", unit="MiB", low=1, high=65_536)
-    ] = 64
+        int,
+        Option(
+            "Shared memory for pixels on their way to the engine; 0: by the model's largest picture.",
+            unit="MiB",
+            low=0,
+            high=65_536,
+        ),
+    ] = 0
     max_image_mb: Annotated[float, Option("Largest encoded picture.", unit="MiB", low=0.001, high=2048)] = 32
     max_image_pixels: Annotated[
         int, Option("Most pixels (width x height) of one picture.", low=1, high=PILLOW_MAX_PIXELS)
@@ -142,7 +148,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     max_running: Annotated[int, Option("Most sequences that decode at once.", low=1, high=4096)] = 64
     max_context: Annotated[
-        int, Option("Longest prompt + answer; 0: the model's.", unit="tokens", low=0, high=16_777_216)
+        int,
+        Option(
+            "Longest prompt + answer; 0: the model's, or what the KV cache holds if that is less.",
+            unit="tokens",
+            low=0,
+            high=16_777_216,
+        ),
     ] = 0
     max_batched_tokens: Annotated[
         int,
@@ -164,8 +176,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option("Most prompt tokens that wait for the engine; more gets 429.", unit="tokens", low=1, high=1_073_741_824),
     ] = 262_144
     vision_cache_mb: Annotated[
-        float, Option("Memory for finished picture embeddings.", unit="MiB", low=1, high=1_048_576)
-    ] = 64
+        float,
+        Option(
+            "Memory for finished picture embeddings; 0: by the model's largest picture.",
+            unit="MiB",
+            low=0,
+            high=1_048_576,
+        ),
+    ] = 0
     prefix_cache: Annotated[
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
@@ -315,7 +333,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the shared-memory arena in bytes."""
+        """Size of the shared-memory arena in bytes. Call `server.start_table.Start.of` first, which replaces 0."""
         return self.arena_mb * MEBIBYTE
 
     @property

@@ -59,6 +59,9 @@ class Family(Protocol):
         ...
 
 
+_LARGE: Final = 16_384
+"""Side of a picture in pixels that every family makes smaller."""
+
 _FAMILIES: Final[dict[str, Callable[[ModelFolder], Family]]] = {
     "idefics3": Idefics3,
     "qwen2_5_vl": qwen2_5_vl,
@@ -74,5 +77,15 @@ def load_family(folder: ModelFolder) -> Family:
     make = _FAMILIES.get(folder.model_type)
     if make is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}")
+        code = "; code that comes with a model (auto_map) is never run" if folder.brings_code else ""
+        raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}{code}")
     return make(folder)
+
+
+def largest_item_tokens(family: Family) -> int:
+    """Bound of the vision tokens of any picture and of any item of a clip. A token takes equally many pixels in all."""
+    picture = family.layout(_LARGE, _LARGE, "high")
+    most = -(-family.max_pixel_bytes * picture.num_tokens // picture.num_bytes)
+    if family.clips is not None:
+        most = max(most, family.clips.layout(_LARGE, _LARGE, family.clips.frames_per_item).num_tokens)
+    return most
