@@ -135,8 +135,8 @@ class Flight(Protocol):
 
 
 @runtime_checkable
-class OverlappedRunner(Runner, Protocol):
-    """A runner whose batches run one after the other on a device that the host need not wait for.
+class OverlappedRunner(Protocol):
+    """A `Runner` whose batches run one after the other on a device that the host need not wait for.
 
     A batch sees everything that earlier ones wrote, so slots and table rows may be given to others at once. A row may
     ask for `FUTURE_TOKEN` while the batch that draws it is in flight.

@@ -17,7 +17,7 @@ def test_defaults_pass_their_own_checks():
 
 
 def test_defaults_agree_with_the_configs_that_they_fill():
-    assert Settings().engine_config() == EngineConfig(model="")
+    assert Settings().engine_config() == EngineConfig(model="", device="auto")
     assert Settings().preprocess_config() == PreprocessConfig(model="")
 
 
