@@ -261,7 +261,9 @@ class StepGraphs:
             parts["ids"][:count] = [row.token_ids[0] for row in rows.decodes]
             parts["positions"][:count] = positions
             parts["places"][:count] = [row.table_row for row in rows.decodes]
-            rotary[:, :count] = positions + np.array([row.position_delta for row in rows.decodes], np.int32)
+            rotary[:, :count] = positions
+            if self._has_axes:
+                rotary[:, :count] += np.array([row.position_delta for row in rows.decodes], np.int32)
             lengths[:count] = positions + 1
             sampling += [(at, at, row, row.sampling) for at, row in enumerate(rows.decodes) if row.sampling is not None]
         first = layout.decode
@@ -276,7 +278,9 @@ class StepGraphs:
             parts["positions"][first:stop] = np.arange(row.start, row.start + stop - first)
             parts["places"][first:stop] = row.table_row
             rotary[:, first:stop] = (
-                parts["positions"][first:stop] + row.position_delta if row.positions is None else row.positions
+                parts["positions"][first:stop] + row.position_delta * self._has_axes
+                if row.positions is None or not self._has_axes
+                else row.positions
             )
             if row.sampling is not None:
                 sampling.append((layout.decode + index, stop - 1, row, row.sampling))

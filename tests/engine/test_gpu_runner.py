@@ -44,8 +44,7 @@ def _ids(seed: int, count: int) -> list[int]:
 
 def _mixed(runner: TorchRunner) -> list[list[Row]]:
     """Steps: prompts with a picture and without, then decode rows beside chunks of other prompts."""
-    side = max(runner.encoder.image_size, 32)
-    pixels = torch.randint(0, 256, (1, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+    pixels = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
     embeddings = runner.encode([pixels])[0]
     count = len(embeddings)
     axes = np.stack([np.arange(40) // 2, np.arange(40), 40 - np.arange(40)]).astype(np.int32)
@@ -169,8 +168,7 @@ def test_graphs_of_mixed_steps_compute_what_they_were_captured_from(runner: Any)
 
 
 def test_pictures_are_encoded_alike_with_a_graph_and_without(runner: Any) -> None:
-    side = max(runner.encoder.image_size, 32)
-    pictures = [torch.randint(0, 256, (1, side, side, 3), dtype=torch.uint8) for _ in range(4)]
+    pictures = [torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8) for _ in range(4)]
     for _ in range(3):
         replayed = runner.encode(pictures)
     for picture, tokens in zip(pictures, replayed, strict=True):
