@@ -140,7 +140,7 @@ class TorchRunner:
             hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)[:, :width]
         at_positions = torch.tensor(positions, device=self.device)
         plan = self.attention.plan(segments, at_positions)
-        rotary = at_positions if self.model.config.rope.sections is None else self._three_axes(laid_out)
+        rotary = at_positions if self.model.config.rope.sections is None else self._rotary(laid_out, at_positions)
         hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
         ends = [last_token[index] for index, row in enumerate(rows) if row.sampling is not None]
         if not ends:
@@ -149,8 +149,13 @@ class TorchRunner:
             hidden = hidden[torch.tensor(ends, dtype=torch.long, device=self.device)]
         return self.model.logits(hidden)
 
-    def _three_axes(self, rows: Sequence[Row]) -> torch.Tensor:
-        """int64 (3, tokens): the rotary positions of a step's tokens."""
+    def _rotary(self, rows: Sequence[Row], positions: torch.Tensor) -> torch.Tensor:
+        """int64 (3, tokens), or (tokens,) where all axes are equal: rotary positions of tokens at `positions`."""
+        if all(row.positions is None for row in rows):
+            if not any(row.position_delta for row in rows):
+                return positions
+            deltas = np.repeat([row.position_delta for row in rows], [len(row.token_ids) for row in rows])
+            return positions + torch.from_numpy(deltas).to(self.device)
         parts = []
         for row in rows:
             own = row.positions

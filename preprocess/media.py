@@ -188,10 +188,15 @@ class Media:
             for layout in dict.fromkeys(layouts):
                 frames[number, layout] = np.empty((1, *layout.shape[1:]), np.uint8)
                 self.family.fill(image, layout, frames[number, layout])
+        chosen = [sorted({_nearest(given, number) for number in segment.wanted}) for segment in segments]
+        last_use = {
+            (number, layout): index
+            for index, (layout, numbers) in enumerate(zip(layouts, chosen, strict=True))
+            for number in numbers
+        }
         shown: list[Shown] = []
         made: dict[tuple[object, ...], Item] = {}  # segments share what lies on their border
-        for segment, layout in zip(segments, layouts, strict=True):
-            numbers = sorted({_nearest(given, number) for number in segment.wanted})
+        for place, (segment, layout, numbers) in enumerate(zip(segments, layouts, chosen, strict=True)):
             times_s = [max(clip.timeline.time_s(number) - segment.start_s, Fraction(0)) for number in numbers]
             duration_s = segment.end_s - segment.start_s
             times = family.item_times(times_s, duration_s)
@@ -207,6 +212,9 @@ class Media:
                     np.concatenate([frames[number, layout] for number in mine], out=room)
                     made[key] = Item(layout, digest, _pixels(layout, room, offset), index, item_time)
                 items.append(made[key])
+                for number in set(mine):
+                    if last_use[number, layout] == place:  # a long clip's frames take as much memory as its items
+                        del frames[number, layout]
             shown.append(Shown(segment.start_s, segment.end_s, family.placeholder(layout, times_s, duration_s), items))
         self.clips.append(
             ClipInfo(

@@ -309,5 +309,5 @@ def _profile(folder: ModelFolder, config: PreprocessConfig, family: Family, prom
 
 def _identity(folder: ModelFolder, config: PreprocessConfig) -> bytes:
     """What, besides a picture's own bytes and layout, decides its vision tokens."""
-    settings = [folder.config, folder.image_processor_config, config.exact_decode]
+    settings = [folder.config, folder.image_processor_config, folder.video_processor_config, config.exact_decode]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()

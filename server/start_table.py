@@ -57,7 +57,7 @@ class Start:
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
         """The table. `facts`: what the engine said when it was ready."""
         settings = self.settings
-        threads = f", {facts['threads']} threads" if facts["device"] == "cpu" else ""
+        threads = f" with {facts['threads']} of its threads" if facts["device"] == "cpu" else ""
         context, own = facts["context"], facts["model_context"]
         yield f"model    {settings.model_name} ({settings.model})"
         yield f"runs as  {self.family} in {facts['dtype']} on {facts['device']}{threads}"

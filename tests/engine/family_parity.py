@@ -23,7 +23,6 @@ from engine.core import Engine
 from engine.load import load_runner
 from engine.runner import TorchRunner
 from preprocess.config import PreprocessConfig
-from preprocess.model_folder import ModelFolder
 from preprocess.prepare import Preparer
 from preprocess.wire import (
     EngineRequest,
@@ -104,12 +103,12 @@ class Answer:
 class Checked:
     """A family's tiny model, loaded here and there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, kv_tokens: int = 2048) -> None:
         from transformers import AutoModelForImageTextToText
 
         self.folder = folder
         self.preparer = Preparer(PreprocessConfig(str(folder)), None)
-        runner = load_runner(EngineConfig(str(folder), dtype="float32", threads=1, kv_tokens=2048, max_running=8))
+        runner = load_runner(EngineConfig(str(folder), dtype="float32", threads=1, kv_tokens=kv_tokens, max_running=8))
         assert isinstance(runner, TorchRunner)
         self.runner = runner
         self.reference: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -263,8 +262,3 @@ def run(
                 outputs.setdefault(event.request_id, []).extend(event.token_ids)
     engine.check()
     return outputs
-
-
-def context_of(folder: Path) -> int:
-    """Longest context that a folder was made for, in tokens."""
-    return int(ModelFolder(folder).text_config["max_position_embeddings"])

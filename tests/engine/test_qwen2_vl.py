@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from clips import clip
 from safetensors.torch import load_file, save_file
 from tiny_qwen2_vl import PATCH_SIZE, tiny_qwen2_vl
 
@@ -17,7 +19,8 @@ from engine.runner import TorchRunner
 from preprocess.errors import ModelError
 from preprocess.vision import qwen2_vl
 from preprocess.vision.qwen2_vl import window_order
-from tests.engine.family_parity import Checked
+from preprocess.wire import GenerationOptions, Job, Lease, Message, Prepared, Question, SamplingParams, VideoPart
+from tests.engine.family_parity import Checked, picture, pixels_of
 
 SIDE = 2 * PATCH_SIZE
 FAMILIES = ["qwen2_vl", "qwen2_5_vl"]
@@ -166,3 +169,24 @@ def test_bfloat16_stays_near_float32(checked: Checked) -> None:
     items = random_items((3, 5), (4, 4), frames=1)
     for got, expected in zip(runner.encode(items), checked.runner.encode(items), strict=True):
         assert torch.nn.functional.cosine_similarity(got.float(), expected).min() > 0.99
+
+
+def test_answers_to_questions_are_as_likely_as_in_transformers(checked: Checked) -> None:
+    """Each place where answers part is a prompt of its own, with the positions of the pictures before it."""
+    question = Question(" Is it red or reddish?", [["red"], ["reddish"], ["blue"]])
+    shown = [picture(1, 90, 60), VideoPart(clip("mp4", 60), max_frames=4)]
+    job = Job("r", [Message("user", list(shown))], GenerationOptions(), Lease(), 0.0, questions=[question])
+    prepared = checked.preparer.prepare(job)
+    assert isinstance(prepared, Prepared), prepared
+    assert len(prepared.branches) >= 2
+    engine = checked.engine(chunk=7, prefix_cache=True)
+    for index, branch in enumerate(prepared.branches):
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, score_ids=branch.score_ids)
+        request = msgspec.structs.replace(
+            prepared.request, request_id=f"b{index}", prompt_ids=branch.prompt_ids, sampling=sampling
+        )
+        engine.submit(request, pixels_of)
+        events = [event for _ in range(50) for told in engine.step() for event in getattr(told, "events", [])]
+        got = [logprob for event in events for part in event.logprobs for _, logprob in part.top]
+        expected = checked.reference_logits(request, [])[0].log_softmax(-1)[branch.score_ids]
+        torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-5)

@@ -42,7 +42,7 @@ SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 NUM_TOKENS = 23
 NUM_TAPS = 2
 

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from clips import clip
+from clips import clip, number_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import encode, smooth
+from PIL import Image
 from tiny_qwen2_vl import tiny_qwen2_vl
 from tokenizers import Tokenizer
 
@@ -30,6 +31,7 @@ from preprocess.model_folder import ModelFolder
 from preprocess.prepare import Preparer
 from preprocess.timeline import Timeline
 from preprocess.wire import (
+    EngineRequest,
     GenerationOptions,
     ImagePart,
     Job,
@@ -37,6 +39,7 @@ from preprocess.wire import (
     Message,
     Prepared,
     Refused,
+    Segmenting,
     TextPart,
     VideoPart,
 )
@@ -385,3 +388,79 @@ def test_sampling_is_even_and_bounded(
     if len(frames) > 1:
         expected = torch.arange(0, num_frames, num_frames / len(frames)).int().tolist()
         assert frames == expected[: len(frames)]
+
+
+# ---- clips -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory: pytest.TempPathFactory) -> Preparer:
+    """A model whose frames are large enough to read their numbers."""
+    video = {"size": {"shortest_edge": 16 * 16, "longest_edge": 192 * 96}}
+    folder = tiny_qwen2_vl(tmp_path_factory.mktemp("sharp"), model_type="qwen2_5_vl", video=video)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 32768
+    (folder / "config.json").write_text(json.dumps(config))
+    return Preparer(PreprocessConfig(str(folder)), None)
+
+
+def numbers_of(request: EngineRequest) -> list[list[int]]:
+    """The numbers that the frames of each item show."""
+    items = [np.frombuffer(item.pixels.inline, np.uint8).reshape(item.pixels.shape) for item in request.media]
+    return [[number_of(Image.fromarray(frame)) for frame in item] for item in items]
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "most", "expected"),
+    [
+        (50, 4, [[0, 12], [25, 37]]),
+        (50, 5, [[0, 12], [25, 37]]),  # an even number
+        (50, 1, [[0, 0]]),
+        (3, 8, [[0, 1]]),
+        (1, 8, [[0, 0]]),
+    ],
+)
+def test_frames_go_in_pairs(sharp: Preparer, num_frames: int, most: int, expected: list[list[int]]) -> None:
+    answer = prepared(sharp, VideoPart(clip("mp4", num_frames), max_frames=most), ASKED)
+    assert numbers_of(answer.request) == expected
+    assert {item.pixels.shape for item in answer.request.media} == {(2, 96, 192, 3)}
+    assert len({item.digest for item in answer.request.media}) == len(expected)
+    assert answer.clips[0].num_tokens == 72 * len(expected)
+
+
+def test_a_clip_of_no_steady_rate_is_looked_at_by_time(sharp: Preparer) -> None:
+    """Ten frames in the first half second, then one a second: the slow part is seen for as long as it takes."""
+    times_ms = [*range(0, 500, 50), *range(500, 10_500, 1000)]
+    answer = prepared(sharp, VideoPart(clip("mp4", len(times_ms), times_ms=times_ms), max_frames=6), ASKED)
+    shown = [times_ms[number] for item in numbers_of(answer.request) for number in item]
+    duration_ms = answer.clips[0].duration_s * 1000
+    late = 1000 + duration_ms / len(times_ms)  # a frame is shown for a second; places are whole frames of a steady rate
+    assert len(shown) == 6
+    assert all(duration_ms * k / 6 - late < time <= duration_ms * k / 6 + 1 for k, time in enumerate(shown))
+
+
+def test_segments_are_clips_of_their_own(sharp: Preparer) -> None:
+    message = Message("user", [VideoPart(clip("mp4", 100), max_frames=2), ASKED])
+    job = Job("r", [message], GenerationOptions(), Lease(), 0.0, segmenting=Segmenting(2.0))
+    answer = sharp.prepare(job)
+    assert isinstance(answer, Prepared), answer
+    requests = [answer.request, *answer.further]
+    assert [numbers_of(request) for request in requests] == [[[0, 25]], [[50, 75]]]
+    assert len({request.prompt_ids for request in requests}) == 1
+    assert len({request.positions for request in requests}) == 1
+    assert len({request.media[0].digest for request in requests}) == 2
+
+
+def test_a_long_clip_is_bounded_in_frames_and_pixels(tmp_path: Path) -> None:
+    """However long: no more frames than a request may have, and all of them within the context."""
+    folder = config_folder(tmp_path, PUBLISHED, text_config={"max_position_embeddings": 32768})
+    clips = load_family(folder).clips
+    assert clips is not None
+    hours = Timeline.of(np.arange(500_000) * 40, 40, Fraction(1, 1000))
+    assert len(clips.sample(hours, 0, 0)) == 768
+    for num_frames in (2, 16, 64, 256, 768):
+        tokens = clips.layout(1920, 1080, num_frames).num_tokens * num_frames // 2
+        assert tokens <= 0.9 * 32768
+    assert clips.layout(1920, 1080, 2).steps == ((1932, 1092),)  # as a picture of that size
+    with pytest.raises(ClientError, match="200 times"):
+        clips.layout(1000, 4, 8)
