@@ -23,6 +23,7 @@ from engine.kv.cache import KVCache
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
+from engine.speculation.speculator import Speculator
 from engine.vision_cache import VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
@@ -53,12 +54,14 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
+        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
             self.waiting,
             max_batched_tokens=config.max_batched_tokens,
             max_running=min(config.max_running, runner.max_rows),
+            speculator=self.speculator if self.speculator.is_on else None,
         )
         max_context = min(config.max_context or runner.max_positions, runner.max_positions)
         self.intake = Intake(
@@ -126,12 +129,15 @@ class Engine:
         if not self._sequences:
             return self._outputs.take()
         self._end_flagged()
-        plan = self.scheduler.schedule(self._clock())
+        start_s = self._clock()
+        plan = self.scheduler.schedule(start_s)
         if plan.stuck is not None:
             self._fail(plan.stuck, _memory_error(plan.stuck, self.kv.pool.capacity), keep=True)
         if plan.chunks:
             self._num_steps += 1
             self._compute(plan)
+            if self.speculator.is_on:
+                self.speculator.stepped(plan, self._clock() - start_s)
         elif compiling := [other.grammar for other in self.waiting if other.grammar and not other.is_ready]:
             self.grammars.wait(compiling, COMPILE_POLL_S)
             self._num_empty_steps = 0
@@ -156,6 +162,7 @@ class Engine:
             vision_queries=self.vision.num_queries,
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
+            **self.speculator.totals(),
         )
 
     def check(self) -> None:
@@ -212,46 +219,65 @@ class Engine:
         for chunk in chunks:
             self._fail(chunk.sequence, _engine_error("computing"), keep=False)
 
-    def _postprocess(self, chunks: list[Chunk], sampled: list[SampledToken]) -> None:
+    def _postprocess(self, chunks: list[Chunk], sampled: list[list[SampledToken]]) -> None:
         """Take a completed batch's results into its sequences."""
         now_s = self._clock()
         tokens = iter(sampled)
         for chunk in chunks:
             sequence = chunk.sequence
             is_prompt = not sequence.is_decoding
-            sequence.num_computed += chunk.count
+            sequence.num_computed += chunk.count - len(chunk.drafts)
             if is_prompt:
                 self.scheduler.commit(sequence)
                 self.scheduler.drop_passed_pictures(sequence)
             if chunk.samples:
-                token = next(tokens)
+                standing = next(tokens)
+                sequence.num_drafted += len(chunk.drafts)
                 if sequence.serial not in self._flagged:
-                    self._append(sequence, token, now_s)
+                    kept = self._append(sequence, standing, now_s)
+                    self.speculator.verified(sequence, chunk.drafts, standing, kept)
+                if chunk.drafts and sequence.hold is not None:
+                    self.kv.shrink(sequence.hold, sequence.num_computed)
         self._end_flagged()
 
-    def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> None:
-        """The sequence's next output, and its end if this is the last."""
-        params = sequence.request.sampling
-        grammar = sequence.grammar
-        if grammar is not None and not grammar.accept(token.token_id):
-            assert grammar.failure is not None
-            self._fail(sequence, grammar.failure, keep=True)
-            return
+    def _append(self, sequence: Sequence, tokens: list[SampledToken], now_s: float) -> int:
+        """The sequence's next outputs, and its end if one of them is the last. What follows that is dropped; says how
+        many were kept.
+
+        Each but the last token was a draft, so its keys and values are computed.
+        """
         if not sequence.output_ids:
             sequence.clock.first_token_s = now_s
-        by_id = token.token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
+        for index, token in enumerate(tokens):
+            grammar = sequence.grammar
+            if grammar is not None and not grammar.accept(token.token_id):
+                assert grammar.failure is not None
+                if index:
+                    self._outputs.tokens(sequence, tokens[:index])
+                self._fail(sequence, grammar.failure, keep=True)
+                return index
+            is_stop, by_id = self._ends(sequence, token.token_id)
+            sequence.num_computed += index > 0
+            sequence.num_accepted += index > 0
+            sequence.output_ids.append(token.token_id)
+            self._generated_tokens += 1
+            if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
+                reason: FinishReason = "stop" if is_stop else "length"
+                self._outputs.last_tokens(sequence, tokens[: index + 1], reason, now_s, by_id=by_id)
+                self.speculator.ended(sequence)
+                self._release(sequence, keep=True)
+                return index + 1
+        self._outputs.tokens(sequence, tokens)
+        return len(tokens)
+
+    def _ends(self, sequence: Sequence, token_id: int) -> tuple[bool, bool]:
+        """Whether a token that the sequence's grammar has accepted ends it, and whether it does so as a stop id."""
+        params = sequence.request.sampling
+        grammar = sequence.grammar
+        by_id = token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
         if grammar is not None and grammar.is_finished:  # whatever `ignore_eos` and `min_tokens` say
-            by_id = by_id or token.token_id in self.grammars.vocabulary.end_ids
-            is_stop = True
-        else:
-            is_stop = by_id
-        sequence.output_ids.append(token.token_id)
-        self._generated_tokens += 1
-        if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
-            self._outputs.last_token(sequence, token, "stop" if is_stop else "length", now_s, by_id=by_id)
-            self._release(sequence, keep=True)
-        else:
-            self._outputs.token(sequence, token)
+            return True, by_id or token_id in self.grammars.vocabulary.end_ids
+        return by_id, by_id
 
     def _end_flagged(self) -> None:
         """End what was aborted or stopped since."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ from preprocess.wire import EngineRequest, Pixels
 if TYPE_CHECKING:
     import torch
 
+    from engine.speculation.drafting import Drafting
+
+Ids = Ordered[int]
 LoadPixels = Callable[[Pixels], "torch.Tensor"]
 
 
@@ -99,7 +103,8 @@ class Sequence:
 
     `prompt_ids` are the ids as sent; `prompt_keys` the same with vision ids in place of placeholders: what the radix
     tree sees. `num_computed` positions have keys and values. `hold` is set exactly while running. `max_tokens` is
-    bounded by the context.
+    bounded by the context. `drafting` is what `engine.speculation` knows of it; `num_drafted` tokens were guessed, and
+    `num_accepted` of them rightly.
     """
 
     request: EngineRequest
@@ -122,6 +127,9 @@ class Sequence:
     cached_length: int = 0
     cached_version: int = -1
     grammar: GrammarState | None = None
+    drafting: Drafting | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
     _penalty_prompt: tuple[int, ...] | None = None
 
     @property
@@ -167,13 +175,15 @@ class Sequence:
         """Whether it may be admitted: its grammar is compiled."""
         return self.grammar is None or self.grammar.is_ready
 
-    def sampling(self, allowed: TokenMask | None = None) -> RowSampling:
-        """What the runner needs to draw the next token. `allowed`: what the grammar lets come next."""
+    def sampling(self, drafts: Ids = (), allowed: TokenMask | None = None) -> RowSampling:
+        """What the runner needs to draw the token that follows the output and `drafts`. `allowed`: what the grammar
+        lets come there.
+        """
         params = self.request.sampling
-        index = len(self.output_ids)
+        index = len(self.output_ids) + len(drafts)
         banned = params.stop_token_ids if index < params.min_tokens and allowed is None else ()
         if params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
             return RowSampling(params, index, (), (), banned, allowed)
         if self._penalty_prompt is None:
             self._penalty_prompt = tuple(self.prompt_ids[self.prompt_ids == self.prompt_keys].tolist())
-        return RowSampling(params, index, self._penalty_prompt, tuple(self.output_ids), banned, allowed)
+        return RowSampling(params, index, self._penalty_prompt, (*self.output_ids, *drafts), banned, allowed)

@@ -53,6 +53,7 @@ class FakeRunner:
 
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
+    max_drafts = 15
 
     def __init__(
         self, *, num_slots: int = 513, max_rows: int = 8, max_positions: int = MAX_POSITIONS, budget: int = 10**9
@@ -111,15 +112,19 @@ class FakeRunner:
             is_vision[part.start : part.start + part.count] = [True] * part.count
         assert len(contents) == len(row.token_ids), "embeddings beyond the row"
         assert all(seen or 0 <= content < VOCAB_SIZE for content, seen in zip(contents, is_vision, strict=True))
+        wanted = [] if row.sampling is None else [row.sampling, *row.drafted]
+        assert len(wanted) <= len(contents)
+        assert len(row.drafted) <= self.max_drafts
+        sampled = []
         history = fold(SEED, *[self.kv[slot] for slot in slots[: row.start]])
         for offset, content in enumerate(contents):
             kv = fold(history, row.start + offset, content)
             self.kv[slots[row.start + offset]] = kv
             history = fold(history, kv)
-        if row.sampling is None:
-            return []
-        sampling = row.sampling
-        return [SampledToken(draw(history, sampling.params, sampling.output_index, sampling.banned_ids))]
+            if offset >= len(contents) - len(wanted):
+                asked = wanted[offset - len(contents)]
+                sampled.append(SampledToken(draw(history, asked.params, asked.output_index, asked.banned_ids)))
+        return sampled
 
 
 def load(pixels: Pixels) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches.
+"""Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
+with good drafts, bad ones and none.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -53,6 +54,8 @@ class EngineMachine(RuleBasedStateMachine):
         share=st.booleans(),
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
+        drafts=st.sampled_from([0, 1, 4, 15]),
+        accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
     )
     def build(
         self,
@@ -63,6 +66,8 @@ class EngineMachine(RuleBasedStateMachine):
         share: bool,
         optimistic: bool,
         min_shared: int,
+        drafts: int,
+        accuracy: float,
     ) -> None:
         """An engine of some size."""
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
@@ -76,6 +81,8 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=share,
             optimistic=optimistic,
         )
+        self.script = self.driver.draft(accuracy, drafts)
+        self.answers = self.script.answers = {}
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
@@ -118,6 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.engine.check()
             if isinstance(answer, Admitted):
                 self.requests[wanted.request_id] = wanted
+                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT)[0]
             else:
                 assert isinstance(answer, Rejected)
                 assert answer.status in (400, 429)
