@@ -160,6 +160,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefix_cache: Annotated[
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
+    speculation: Annotated[
+        Literal["auto", "none", "ngram", "echo", "grammar"],
+        Option(
+            "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
+            "earlier answers (echo), the answer's grammar; auto: all, where it pays. No guess changes an answer."
+        ),
+    ] = "auto"
 
     # -- live streams
     stream_max_sessions: Annotated[
@@ -334,6 +341,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_waiting_tokens=self.max_waiting_tokens,
             vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
             prefix_cache=self.prefix_cache,
+            speculation=self.speculation,
         )
 
     def preprocess_config(self) -> PreprocessConfig:
