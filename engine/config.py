@@ -24,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         vision_cache_bytes: Bound of the vision embedding cache.
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
-            about), ``"auto"`` (all of them), or ``"none"``. No guess changes what is said.
+            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them), or ``"none"``. No guess changes what is said.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """
@@ -41,5 +41,5 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_waiting_tokens: int = 262_144
     vision_cache_bytes: int = 64 << 20
     prefix_cache: bool = True
-    speculation: Literal["auto", "none", "ngram", "echo", "grammar"] = "auto"
+    speculation: Literal["auto", "none", "ngram", "echo", "grammar", "habit"] = "auto"
     check: bool = False

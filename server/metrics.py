@@ -40,7 +40,7 @@ _DRAFT_TOTALS: Final = (
     ("vllm:spec_decode_num_draft_tokens", "Tokens guessed ahead and checked, by who guessed them.", "drafted"),
     ("vllm:spec_decode_num_accepted_tokens", "Tokens guessed ahead rightly, by who guessed them.", "accepted"),
 )
-_SOURCES: Final = ("ngram", "echo", "grammar")
+_SOURCES: Final = ("ngram", "echo", "grammar", "habit")
 _FIELDS: Final = (
     *(field for _, _, field in _ENGINE_TOTALS),
     *(f"{field}_{source}" for _, _, field in _DRAFT_TOTALS for source in _SOURCES),

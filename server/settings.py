@@ -161,10 +161,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
     speculation: Annotated[
-        Literal["auto", "none", "ngram", "echo", "grammar"],
+        Literal["auto", "none", "ngram", "echo", "grammar", "habit"],
         Option(
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
-            "earlier answers (echo), the answer's grammar; auto: all, where it pays. No guess changes an answer."
+            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit); auto: all, where it "
+            "pays. No guess changes an answer."
         ),
     ] = "auto"
 

@@ -2,8 +2,9 @@
 
     rate(k) = (rows + guesses of length k expected to be right) / measured time of a step with so many tokens
 
-Drafting must beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched besides:
-where verifying steps gave fewer tokens a second than plain ones would have, drafting rests, longer each time.
+Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
+besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
+slowly while nothing is drafted.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ LEAST_RATE: Final = 0.2
 """Guesses that are right less often than this are not even considered."""
 REFRESH: Final = 128
 """After so many verifying steps one without drafts is taken, to know what that costs now."""
-WATCHED: Final = 8
-"""So many verifying steps are judged together."""
-LOOKING: Final = 0.01
+LEARNING: Final = 0.1
+"""What one verifying step counts in trust."""
+FORGIVING: Final = 1 / 512
+"""What one step without drafts gives back of it."""
+LEAST_TRUST: Final = 0.25
+LOOKING: Final = 0.02
 """Part of a step that looking for guesses may take while none is found to be worth checking."""
 LONGEST_PAUSE: Final = 8
-FIRST_REST: Final = 128
-LONGEST_REST: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +90,11 @@ class Always:
 
 @dataclass(slots=True)
 class _Watch:
-    """What verifying steps of one row count brought lately."""
+    """How far promises hold at one row count, and what the last one was: tokens a second over those of plain steps."""
 
     is_drafting: bool = False
-    steps: int = 0
-    spent_s: float = 0.0
-    worth_s: float = 0.0  # what plain steps would have taken for the same tokens
-    resting: int = 0
-    next_rest: int = FIRST_REST
+    promise: float = 1.0
+    trust: float = 1.0
 
 
 class Controller:
@@ -110,15 +109,15 @@ class Controller:
 
     def may_draft(self, rows: int, *, are_new: bool) -> bool:
         """See `Lengths.may_draft`."""
-        watch = self._watches.get(row_class(rows))
-        if self.times.plain_s(rows) is None or (watch is not None and watch.resting):
+        if self.times.plain_s(rows) is None:
             return False
         self._pause = max(self._pause - 1, 0)
         return are_new or not self._pause
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """Look more rarely where looking takes a good part of a step and finds nothing."""
-        self._looking_s += 0.2 * (elapsed_s - self._looking_s)
+        usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
+        self._looking_s += 0.1 * (usual_s - self._looking_s)
         plain_s = self.times.plain_s(rows)
         if found or plain_s is None or self._looking_s < LOOKING * plain_s:
             self._next_pause = 1
@@ -131,9 +130,10 @@ class Controller:
         none = [0] * len(candidates)
         plain_s = self.times.plain_s(rows)
         watch = self._watches.setdefault(row_class(rows), _Watch())
-        if plain_s is None or watch.resting or self.times.plain_age(rows) >= REFRESH:
+        if plain_s is None or self.times.plain_age(rows) >= REFRESH:
             return none
-        best, best_rate = none, rows / plain_s * (STAY if watch.is_drafting else MARGIN)
+        least_rate = rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
+        best, best_rate = none, least_rate
         for length in LENGTHS:
             lengths = self._lengths(rows, candidates, length)
             total = sum(lengths)
@@ -149,31 +149,23 @@ class Controller:
             if (rows + right) / step_s > best_rate:
                 best, best_rate = lengths, (rows + right) / step_s
         watch.is_drafting = best is not none
+        watch.promise = best_rate * plain_s / rows
         return self._without_waste(rows, candidates, best, plain_s, best_rate)
 
     def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
         """See `Lengths.stepped`."""
         if elapsed_s <= 0.0:
             return
-        plain_s = self.times.plain_s(rows)
-        watch = self._watches.setdefault(row_class(rows), _Watch())
-        watch.resting = max(watch.resting - 1, 0)
-        if tokens > rows and plain_s is not None:
-            watch.steps += 1
-            watch.spent_s += min(elapsed_s, 8 * plain_s)  # a machine that was busy elsewhere is no reason to rest
-            watch.worth_s += plain_s * (rows + gained) / rows
-            if watch.steps >= WATCHED:
-                self._judge(watch)
+        watch = self._watches.get(row_class(rows))
+        if watch is not None:
+            plain_s = self.times.plain_s(rows)
+            if tokens == rows or plain_s is None:
+                watch.trust += FORGIVING * (1.0 - watch.trust)
+            else:
+                kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
+                watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
+                watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
         self.times.add(rows, tokens, elapsed_s)
-
-    def _judge(self, watch: _Watch) -> None:
-        if watch.spent_s > watch.worth_s:
-            watch.resting = watch.next_rest
-            watch.next_rest = min(2 * watch.next_rest, LONGEST_REST)
-            watch.is_drafting = False
-        elif watch.spent_s * MARGIN < watch.worth_s:
-            watch.next_rest = FIRST_REST
-        watch.steps, watch.spent_s, watch.worth_s = 0, 0.0, 0.0
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""

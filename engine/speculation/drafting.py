@@ -29,6 +29,8 @@ class Kind(enum.Enum):
     """It has left the earlier one just now."""
     GRAMMAR = 0.90, "grammar"
     """The grammar leaves no choice."""
+    HABIT = 0.50, "habit"
+    """Nearly every time so far it went on like this."""
     REPLAY = 0.50, "replay"
     """A script says so."""
 

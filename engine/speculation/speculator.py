@@ -16,6 +16,7 @@ from engine.speculation.controller import Candidate, Controller, Lengths
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
+from engine.speculation.habit import Habit
 from engine.speculation.ngram import NGrams
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from engine.scheduler import Plan
     from engine.sequence import Sequence
 
-Mode = Literal["auto", "none", "ngram", "echo", "grammar"]
-SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced}
+Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit"]
+SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced, "habit": Habit}
 
 SEQUENCE_MEMORY: Final = 24
 SOURCE_MEMORY: Final = 256
@@ -46,7 +47,7 @@ class Speculator:
         names = {"auto": tuple(SOURCES), "none": ()}.get(mode, (mode,))
         self.sources: list[Source] = [SOURCES[name]() for name in names] if max_drafts else []
         self.controller: Lengths = Controller()
-        self.drafted = dict.fromkeys(("ngram", "echo", "grammar", "replay"), 0)
+        self.drafted = dict.fromkeys((*SOURCES, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
@@ -89,7 +90,7 @@ class Speculator:
         after its end.
         """
         drafting = sequence.drafting
-        if drafting is None:
+        if drafting is None or not drafting.proposed:
             return
         chosen = drafting.chosen
         if drafts and chosen is not None:
@@ -105,9 +106,14 @@ class Speculator:
 
     def stepped(self, plan: Plan, elapsed_s: float) -> None:
         """A step took so long, from scheduling to its results."""
-        rows, tokens = len(plan.chunks), sum(chunk.count for chunk in plan.chunks)
-        if not plan.encodings and all(chunk.samples and chunk.count == 1 + len(chunk.drafts) for chunk in plan.chunks):
-            self.controller.stepped(rows, tokens, self._gained, elapsed_s)
+        if plan.encodings:
+            return
+        tokens = 0
+        for chunk in plan.chunks:
+            if not chunk.samples or chunk.count != 1 + len(chunk.drafts):
+                return  # a prompt's part
+            tokens += chunk.count
+        self.controller.stepped(len(plan.chunks), tokens, self._gained, elapsed_s)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
@@ -116,9 +122,8 @@ class Speculator:
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
-        names = ("ngram", "echo", "grammar")
-        drafted = {f"drafted_{name}": self.drafted[name] for name in names}
-        return drafted | {f"accepted_{name}": self.accepted[name] for name in names}
+        drafted = {f"drafted_{name}": self.drafted[name] for name in SOURCES}
+        return drafted | {f"accepted_{name}": self.accepted[name] for name in SOURCES}
 
     def _candidate(self, sequence: Sequence, drafting: Drafting) -> Candidate | None:
         """The best of what the sources guess."""

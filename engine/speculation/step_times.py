@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final
 
 SAMPLES: Final = 7
@@ -13,7 +12,7 @@ SAMPLES: Final = 7
 ENOUGH: Final = 2
 MAX_AGE: Final = 2048
 """A figure that nothing has renewed for so many steps of its row count is forgotten."""
-FIRST_GUESS: Final = 0.25
+FIRST_GUESS: Final = 0.5
 """Before anything is measured, a draft is taken to cost this part of a token."""
 EXTRAPOLATED: Final = 0.5
 """More drafts than were measured are taken to cost this part of what those cost: the first are the dearest."""
@@ -21,15 +20,16 @@ EXTRAPOLATED: Final = 0.5
 
 @dataclass(slots=True)
 class _Figure:
-    """Milliseconds or any unit a row, and tokens a row, of the newest steps."""
+    """Seconds a row of the newest steps and their median, tokens a row, and when that was."""
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    time: float = 0.0
     width: float = 1.0
     renewed: int = 0
 
-    @property
-    def time(self) -> float:
-        return median(self.times)
+    def add(self, elapsed_s: float) -> None:
+        self.times.append(elapsed_s)
+        self.time = sorted(self.times)[len(self.times) // 2]
 
 
 @dataclass(slots=True)
@@ -48,10 +48,15 @@ class StepTimes:
 
     def add(self, rows: int, tokens: int, elapsed_s: float) -> None:
         """A step of `rows` sequences checked `tokens` tokens, at least one a row."""
-        own = self._rows.setdefault(row_class(rows), _Rows())
+        own = self._rows.get(row_class(rows))
+        if own is None:
+            own = self._rows[row_class(rows)] = _Rows()
         own.num_steps += 1
-        figure = own.figures.setdefault(_width_class(rows, tokens), _Figure())
-        figure.times.append(elapsed_s / rows)
+        key = _width_class(rows, tokens)
+        figure = own.figures.get(key)
+        if figure is None:
+            figure = own.figures[key] = _Figure()
+        figure.add(elapsed_s / rows)
         figure.width = tokens / rows
         figure.renewed = own.num_steps
         if own.num_steps % 64 == 0:

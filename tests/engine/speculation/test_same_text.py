@@ -188,7 +188,7 @@ def test_scripted_drafts_change_nothing(
     assert bool(retract_every) == bool(engine.stats().num_retracted)
 
 
-@pytest.mark.parametrize("mode", ["auto", "ngram", "echo", "grammar"])
+@pytest.mark.parametrize("mode", ["auto", "ngram", "echo", "grammar", "habit"])
 @pytest.mark.parametrize("length", [2, 15])
 def test_every_source_changes_nothing(
     engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard], mode: str, length: int
@@ -198,7 +198,7 @@ def test_every_source_changes_nothing(
         heard = run(engine, requests)
         assert [name for name, own in heard.items() if not own.same_as(plain[name])] == []
     stats = engine.stats()
-    drafted = {name: getattr(stats, f"drafted_{name}") for name in ("ngram", "echo", "grammar")}
+    drafted = {name: getattr(stats, f"drafted_{name}") for name in ("ngram", "echo", "grammar", "habit")}
     assert {name for name, count in drafted.items() if count} == ({*drafted} if mode == "auto" else {mode})
     accepted = sum(getattr(stats, f"accepted_{name}") for name in drafted)
     assert accepted > (150 if mode in ("auto", "echo") else 0)
