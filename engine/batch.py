@@ -71,6 +71,10 @@ class Row:
 
     Rotary positions are `positions` (3, len(token_ids)): time, row, column; or, where that is None, `position_delta`
     more than the position in the sequence, on all axes.
+
+    Drafts: the last `len(drafted)` of `token_ids` are guesses. `sampling` then asks for the token before the first of
+    them, and `drafted` for the one after each, as if the guesses up to there were output. A runner samples all of them;
+    whoever asked keeps those whose guesses were right.
     """
 
     table_row: int
@@ -80,11 +84,12 @@ class Row:
     vision: Sequence[VisionRows] = field(default=())
     positions: NDArray[np.int32] | None = None
     position_delta: int = 0
+    drafted: Sequence[RowSampling] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token drawn for a row with `sampling`, and its log probabilities when asked for."""
+    """A token drawn for a row with `sampling`, and its log probabilities when asked for."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -100,6 +105,7 @@ class Runner(Protocol):
         vocab_size: Ids below it are text; ids at or above never reach the runner's embedding table.
         slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
         embedding_bytes: Bytes of one vision token's embedding.
+        max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
     """
 
     num_slots: int
@@ -108,13 +114,17 @@ class Runner(Protocol):
     vocab_size: int
     slot_table: torch.Tensor
     embedding_bytes: int
+    max_drafts: int
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Vision embeddings of items: each uint8 (tiles or frames, height, width, 3) → as in `VisionRows`."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
-        """One forward over all rows, decode and prefill mixed. A token for each row with `sampling`, in order."""
+        """One forward over all rows, decode and prefill mixed.
+
+        Tokens in the order of the rows: for each row with `sampling` one, and one more for each of its `drafted`.
+        """
         ...
 
     def facts(self) -> dict[str, object]:

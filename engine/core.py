@@ -11,7 +11,8 @@ With a runner that overlaps, a step runs one batch ahead of its results:
     step n:  schedule n ─▶ launch n ─▶ results of n - 1 ─▶ events          the device computes n meanwhile
 
 What ended with n - 1 then computes one token in vain, which nobody sees. A step waits for results first where the next
-batch depends on them: grammars, penalties, memory running out.
+batch depends on them: grammars, penalties, drafts, memory running out. While drafts pay, each step waits; while they do
+not, `Speculator.is_due` has one wait now and then, to look whether they would.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from engine.kv.cache import KVCache
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
+from engine.speculation.speculator import Speculator
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
@@ -65,6 +67,20 @@ class Departed:
         return sequence.state is State.RUNNING and sequence.num_retracted == self.num_retracted
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """A plan that has been sent. `started_s`: when its scheduling began."""
+
+    plan: Plan
+    departed: list[Departed]
+    started_s: float
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a sequence may get more than one token of it."""
+        return any(part.chunk.drafts for part in self.departed)
+
+
 class Engine:
     """One model serving many sequences. Invariants: see `check`.
 
@@ -83,6 +99,7 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
+        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
@@ -90,6 +107,7 @@ class Engine:
             max_batched_tokens=config.max_batched_tokens
             or (GPU_BATCHED_TOKENS if isinstance(runner, OverlappedRunner) else CPU_BATCHED_TOKENS),
             max_running=min(config.max_running, runner.max_rows),
+            speculator=self.speculator if self.speculator.is_on else None,
         )
         self.max_context = min(config.max_context or runner.max_positions, runner.max_positions)
         self.intake = Intake(
@@ -97,7 +115,8 @@ class Engine:
         )
         self.grammars = Grammars(config.model, runner.vocab_size)
         self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
-        self._flying: tuple[Flight, list[Departed]] | None = None
+        self._flying: tuple[Flight, Batch] | None = None
+        self._landed_s = 0.0
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -161,14 +180,15 @@ class Engine:
             self._flying = None
             return self._outputs.take()
         self._end_flagged()
-        if self._flying is not None and not self._can_run_ahead():
+        if self._flying is not None and not self._can_run_ahead(self._flying[1]):
             self._land()
-        plan = self.scheduler.schedule(self._clock())
+        start_s = self._clock()
+        plan = self.scheduler.schedule(start_s)
         if plan.stuck is not None:
             self._fail(plan.stuck, _memory_error(plan.stuck, self.kv.pool.capacity), keep=True)
         if plan.chunks:
             self._num_steps += 1
-            self._compute(plan)
+            self._compute(plan, start_s)
         elif compiling := [other.grammar for other in self.waiting if other.grammar and not other.is_ready]:
             self.grammars.wait(compiling, COMPILE_POLL_S)
             self._num_empty_steps = 0
@@ -193,6 +213,7 @@ class Engine:
             vision_queries=self.vision.num_queries,
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
+            **self.speculator.totals(),
         )
 
     def check(self) -> None:
@@ -235,7 +256,7 @@ class Engine:
             )
         return sequence
 
-    def _compute(self, plan: Plan) -> None:
+    def _compute(self, plan: Plan, start_s: float) -> None:
         """Run the plan. Requests whose picture or batch failed end with an error; the others go on."""
         for chunk in self._execution.encode(plan):
             self._fail(chunk.sequence, _engine_error("encoding a picture of"), keep=False)
@@ -245,81 +266,106 @@ class Engine:
         if self._overlapped is None:
             sampled = self._execution.run(chunks)
             if sampled is not None:
-                self._postprocess(_depart(chunks), sampled)
+                self._postprocess(Batch(plan, _depart(chunks), start_s), sampled)
                 return
         else:
             flight = self._execution.launch(self._overlapped, chunks)
             if flight is not None:
-                departed = _depart(chunks)
+                batch = Batch(plan, _depart(chunks), start_s)
                 self._land()
-                self._flying = flight, departed
+                self._flying = flight, batch
                 return
         for chunk in chunks:
             self._fail(chunk.sequence, _engine_error("computing"), keep=False)
 
-    def _can_run_ahead(self) -> bool:
+    def _can_run_ahead(self, flying: Batch) -> bool:
         """Whether a batch can be made that will be right whatever the one in flight gives."""
         running = self.scheduler.running
         return (
-            self.kv.num_available > len(running)  # nobody will be retracted
+            not flying.has_drafts  # how many tokens will come is open
+            and self.kv.num_available > len(running)  # nobody will be retracted
             and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
             and not any(sequence.needs_results for sequence in running)
+            and not self.speculator.is_due
         )
 
     def _land(self) -> None:
         """Wait for the batch in flight, if there is one, and take its results."""
         if self._flying is None:
             return
-        (flight, departed), self._flying = self._flying, None
-        sampled = self._execution.collect(flight, [part.chunk for part in departed])
+        (flight, batch), self._flying = self._flying, None
+        sampled = self._execution.collect(flight, [part.chunk for part in batch.departed])
         if sampled is not None:
-            self._postprocess(departed, sampled)
+            self._postprocess(batch, sampled)
             return
-        for part in departed:
+        for part in batch.departed:
             if part.is_awaited:
                 self._fail(part.chunk.sequence, _engine_error("computing"), keep=False)
 
-    def _postprocess(self, departed: list[Departed], sampled: list[SampledToken]) -> None:
+    def _postprocess(self, batch: Batch, sampled: list[list[SampledToken]]) -> None:
         """Take a completed batch's results into its sequences; those that have ended since get none."""
         now_s = self._clock()
         tokens = iter(sampled)
-        for part in departed:
-            sequence, samples = part.chunk.sequence, part.chunk.samples
-            token = next(tokens) if samples else None
+        for part in batch.departed:
+            sequence, drafts = part.chunk.sequence, part.chunk.drafts
+            standing = next(tokens) if part.chunk.samples else None
             if not part.is_awaited:
                 continue
             if part.is_prompt:
                 self.scheduler.commit(sequence)
                 self.scheduler.drop_passed_pictures(sequence)
-            if token is not None:
+            if standing is not None:
                 sequence.num_pending -= 1
+                sequence.num_drafted += len(drafts)
                 if sequence.serial not in self._flagged:
-                    self._append(sequence, token, now_s)
+                    kept = self._append(sequence, standing, now_s)
+                    self.speculator.verified(sequence, drafts, standing, kept)
+                if drafts and sequence.hold is not None:
+                    self.kv.shrink(sequence.hold, sequence.num_computed)
         self._end_flagged()
+        if self.speculator.is_on:
+            landed_s = self._clock()
+            self.speculator.stepped(batch.plan, landed_s - max(batch.started_s, self._landed_s))
+            self._landed_s = landed_s
 
-    def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> None:
-        """The sequence's next output, and its end if this is the last."""
-        params = sequence.request.sampling
-        grammar = sequence.grammar
-        if grammar is not None and not grammar.accept(token.token_id):
-            assert grammar.failure is not None
-            self._fail(sequence, grammar.failure, keep=True)
-            return
+    def _append(self, sequence: Sequence, tokens: list[SampledToken], now_s: float) -> int:
+        """The sequence's next outputs, and its end if one of them is the last. What follows that is dropped; says how
+        many were kept.
+
+        Each but the last token was a draft, so its keys and values are computed.
+        """
         if not sequence.output_ids:
             sequence.clock.first_token_s = now_s
-        by_id = token.token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
+        for index, token in enumerate(tokens):
+            grammar = sequence.grammar
+            if grammar is not None and not grammar.accept(token.token_id):
+                assert grammar.failure is not None
+                if index:
+                    self._outputs.tokens(sequence, tokens[:index])
+                self._fail(sequence, grammar.failure, keep=True)
+                return index
+            is_stop, by_id = self._ends(sequence, token.token_id)
+            sequence.num_computed += index > 0
+            sequence.num_accepted += index > 0
+            sequence.output_ids.append(token.token_id)
+            self._generated_tokens += 1
+            if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
+                reason: FinishReason = "stop" if is_stop else "length"
+                self._outputs.last_tokens(sequence, tokens[: index + 1], reason, now_s, by_id=by_id)
+                self.speculator.ended(sequence)
+                self._release(sequence, keep=True)
+                return index + 1
+        self._outputs.tokens(sequence, tokens)
+        return len(tokens)
+
+    def _ends(self, sequence: Sequence, token_id: int) -> tuple[bool, bool]:
+        """Whether a token that the sequence's grammar has accepted ends it, and whether it does so as a stop id."""
+        params = sequence.request.sampling
+        grammar = sequence.grammar
+        by_id = token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
         if grammar is not None and grammar.is_finished:  # whatever `ignore_eos` and `min_tokens` say
-            by_id = by_id or token.token_id in self.grammars.vocabulary.end_ids
-            is_stop = True
-        else:
-            is_stop = by_id
-        sequence.output_ids.append(token.token_id)
-        self._generated_tokens += 1
-        if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
-            self._outputs.last_token(sequence, token, "stop" if is_stop else "length", now_s, by_id=by_id)
-            self._release(sequence, keep=True)
-        else:
-            self._outputs.token(sequence, token)
+            return True, by_id or token_id in self.grammars.vocabulary.end_ids
+        return by_id, by_id
 
     def _end_flagged(self) -> None:
         """End what was aborted or stopped since."""
@@ -370,7 +416,7 @@ def _depart(chunks: list[Chunk]) -> list[Departed]:
     for chunk in chunks:
         sequence = chunk.sequence
         departed.append(Departed(chunk, not sequence.is_decoding, sequence.num_retracted))
-        sequence.num_computed += chunk.count
+        sequence.num_computed += chunk.count - len(chunk.drafts)
         sequence.num_pending += chunk.samples
     return departed
 

@@ -97,6 +97,11 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
+    if not make.max_drafts and config.speculation not in ("auto", "none"):
+        raise ModelError(
+            f"speculation is {config.speculation}, but this model's kernels on {device.type} check no tokens guessed "
+            "ahead yet; expected auto, which guesses nothing there, or none"
+        )
     return make(
         model,
         encoder,

@@ -20,6 +20,7 @@ from engine.sampling import sample
 from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
+MAX_DRAFTS: Final = 15
 
 
 class VisionEncoder(Protocol):
@@ -50,6 +51,8 @@ class TorchRunner:
         dtype: Type of weights and KV.
         device: Where all of it lives.
     """
+
+    max_drafts = MAX_DRAFTS
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class TorchRunner:
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
-        sampled = [row.sampling for row in rows if row.sampling is not None]
+        sampled = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
         logits = self.logits(rows)
         return sample(logits, sampled) if sampled else []
 
@@ -114,7 +117,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Runs the forward of a step: float32 logits (rows with `sampling`, vocab), in the order of `rows`."""
+        """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
         # Rows of one token come first, longest first, as attention wants them; results go back to the order asked for.
         order = sorted(range(len(rows)), key=lambda index: _layout_key(rows[index]))
         laid_out = [rows[index] for index in order]
@@ -142,7 +145,12 @@ class TorchRunner:
         plan = self.attention.plan(segments, at_positions)
         rotary = at_positions if self.model.config.rope.sections is None else self._rotary(laid_out, at_positions)
         hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
-        ends = [last_token[index] for index, row in enumerate(rows) if row.sampling is not None]
+        ends = [
+            token
+            for index, row in enumerate(rows)
+            if row.sampling is not None
+            for token in range(last_token[index] - len(row.drafted), last_token[index] + 1)
+        ]
         if not ends:
             return torch.empty((0, self.vocab_size), device=self.device)
         if ends != list(range(len(hidden))):
@@ -184,5 +192,5 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def _layout_key(row: Row) -> tuple[bool, int]:
-    return (len(row.token_ids) > 1, -row.start)
+def _layout_key(row: Row) -> tuple[int, int]:
+    return (len(row.token_ids), -row.start)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from engine.speculation.drafting import Drafting
+
+Ids = Ordered[int]
 LoadPixels = Callable[[Pixels], "torch.Tensor"]
 
 
@@ -102,7 +106,8 @@ class Sequence:
     tree sees. `num_computed` positions have keys and values, or get them in a batch in flight; `num_pending` tokens are
     being drawn there. `hold` is set exactly while running. `max_tokens` is
     bounded by the context. `positions` (3, n) are the rotary positions of the first n tokens where they are not 0, 1,
-    2, …; later ones are `position_delta` more than the position in the sequence.
+    2, …; later ones are `position_delta` more than the position in the sequence. `drafting` is what
+    `engine.speculation` knows of it; `num_drafted` tokens were guessed, and `num_accepted` of them rightly.
     """
 
     request: EngineRequest
@@ -128,6 +133,9 @@ class Sequence:
     cached_length: int = 0
     cached_version: int = -1
     grammar: GrammarState | None = None
+    drafting: Drafting | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
     _penalty_prompt: tuple[int, ...] | None = None
 
     @property
@@ -193,16 +201,18 @@ class Sequence:
         """Whether it may be admitted: its grammar is compiled."""
         return self.grammar is None or self.grammar.is_ready
 
-    def sampling(self, allowed: TokenMask | None = None) -> RowSampling:
-        """What the runner needs to draw the next token. `allowed`: what the grammar lets come next."""
+    def sampling(self, drafts: Ids = (), allowed: TokenMask | None = None) -> RowSampling:
+        """What the runner needs to draw the token that follows the output and `drafts`. `allowed`: what the grammar
+        lets come there.
+        """
         params = self.request.sampling
-        index = len(self.output_ids) + self.num_pending
+        index = len(self.output_ids) + self.num_pending + len(drafts)
         banned = params.stop_token_ids if index < params.min_tokens and allowed is None else ()
         if not has_penalties(params):
             return RowSampling(params, index, (), (), banned, allowed)
         if self._penalty_prompt is None:
             self._penalty_prompt = tuple(self.prompt_ids[self.prompt_ids == self.prompt_keys].tolist())
-        return RowSampling(params, index, self._penalty_prompt, tuple(self.output_ids), banned, allowed)
+        return RowSampling(params, index, self._penalty_prompt, (*self.output_ids, *drafts), banned, allowed)
 
 
 def has_penalties(params: SamplingParams) -> bool:

@@ -187,6 +187,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefix_cache: Annotated[
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
+    speculation: Annotated[
+        Literal["auto", "none", "ngram", "echo", "grammar", "habit"],
+        Option(
+            "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
+            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit); auto: all, where it "
+            "pays; none yet with FlashInfer's kernels on a GPU. No guess changes an answer."
+        ),
+    ] = "auto"
 
     # -- live streams
     stream_max_sessions: Annotated[
@@ -361,6 +369,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_waiting_tokens=self.max_waiting_tokens,
             vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
             prefix_cache=self.prefix_cache,
+            speculation=self.speculation,
         )
 
     def preprocess_config(self) -> PreprocessConfig:

@@ -12,6 +12,8 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.scheduler import Growth
+from engine.speculation.controller import Always
+from engine.speculation.replay import Replay
 from preprocess.wire import (
     Admitted,
     EngineRequest,
@@ -24,7 +26,7 @@ from preprocess.wire import (
     TokenEvent,
     Usage,
 )
-from tests.engine.fake_runner import FakeRunner, load
+from tests.engine.fake_runner import VOCAB_SIZE, FakeRunner, load
 
 PLACEHOLDER = 7
 
@@ -164,6 +166,13 @@ class Driver:
         if optimistic:
             self.engine.scheduler.growth = Optimist()
         self.told: dict[str, Told] = {}
+
+    def draft(self, accuracy: float, length: int, seed: int = 0) -> Replay:
+        """From now on guess `length` tokens a step, each right with this probability, for all whose answer is known."""
+        source = Replay({}, accuracy, VOCAB_SIZE, seed)
+        self.engine.speculator.sources = [source]
+        self.engine.speculator.controller = Always(length)
+        return source
 
     def submit(self, *requests: EngineRequest) -> None:
         """Queue requests that must be admitted."""

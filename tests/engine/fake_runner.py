@@ -54,6 +54,7 @@ class FakeRunner:
 
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
+    max_drafts = 15
 
     def __init__(
         self, *, num_slots: int = 513, max_rows: int = 8, max_positions: int = MAX_POSITIONS, budget: int = 10**9
@@ -113,6 +114,10 @@ class FakeRunner:
         assert len(contents) == len(row.token_ids), "embeddings beyond the row"
         assert row.positions is None or row.positions.shape == (3, len(contents)), "positions of other tokens"
         assert all(seen or 0 <= content < VOCAB_SIZE for content, seen in zip(contents, is_vision, strict=True))
+        wanted = [] if row.sampling is None else [row.sampling, *row.drafted]
+        assert len(wanted) <= len(contents)
+        assert len(row.drafted) <= self.max_drafts
+        sampled = []
         history = fold(SEED, *[self.kv[slot] for slot in slots[: row.start]])
         for offset, content in enumerate(contents):
             axes = (row.start + offset + row.position_delta,) * 3
@@ -121,10 +126,10 @@ class FakeRunner:
             kv = fold(history, row.start + offset, *axes, content)
             self.kv[slots[row.start + offset]] = kv
             history = fold(history, kv)
-        if row.sampling is None:
-            return []
-        sampling = row.sampling
-        return [SampledToken(draw(history, sampling.params, sampling.output_index, sampling.banned_ids))]
+            if offset >= len(contents) - len(wanted):
+                asked = wanted[offset - len(contents)]
+                sampled.append(SampledToken(draw(history, asked.params, asked.output_index, asked.banned_ids)))
+        return sampled
 
 
 class LateRunner(FakeRunner):
@@ -142,9 +147,11 @@ class LateRunner(FakeRunner):
         """Hash all rows now."""
         known = [self._with_future(row) for row in rows]
         tokens = self.step(known)
-        drawing = [row.table_row for row in rows if row.sampling is not None]
-        for table_row, token in zip(drawing, tokens, strict=True):
-            self.future[table_row] = token.token_id
+        drawn = iter(tokens)
+        for row in rows:
+            if row.sampling is not None:
+                own = [next(drawn).token_id for _ in (row.sampling, *row.drafted)]
+                self.future[row.table_row] = -1 if row.drafted else own[0]  # which one stands only the host can say
         flight = LateFlight(self, tokens)
         self.in_flight.append(flight)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))

@@ -63,7 +63,7 @@ class Driven:
         self.session.on_started(name, 20, 1.5, 2.5, self.now)
         for i, text in enumerate(texts):
             last = end is not None and i == len(texts) - 1
-            usage = Usage(20, len(texts), cached, 16, 1, 2, 3, 4) if last else None
+            usage = Usage(20, len(texts), cached, 16, 1, 2, 3, 4, 1, 5) if last else None
             delta = Delta(name, text, [i], finish_reason=end if last else None, usage=usage)
             self.session.on_delta(name, delta, self.now)
         self.take()
@@ -206,7 +206,14 @@ def test_manual_waits_to_be_asked_and_takes_the_newest_frame(driven: Driven) -> 
     driven.deltas("A ", "cat.")
     (done,) = driven.of("response.done")
     assert (done["status"], done["text"], done["metadata"]) == ("completed", "A cat.", {"k": "v"})
-    assert done["usage"] == {"input_tokens": 20, "image_tokens": 16, "cached_tokens": 4, "output_tokens": 2}
+    assert done["usage"] == {
+        "input_tokens": 20,
+        "image_tokens": 16,
+        "cached_tokens": 4,
+        "output_tokens": 2,
+        "accepted_prediction_tokens": 1,
+        "rejected_prediction_tokens": 5,
+    }
     assert driven.dropped == {"replaced": 1}
     assert driven.session.mailbox.captioned == 1
 
