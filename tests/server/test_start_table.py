@@ -14,6 +14,7 @@ from PIL import Image
 from serving import Served
 from tiny_models import FAMILIES
 
+import server.start_table
 from beholder import Beholder
 from server.settings import Settings, SettingsError
 from server.start_table import Start
@@ -36,16 +37,34 @@ def edited(folder: Path, name: str, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_the_arena_follows_the_largest_picture(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_arena_follows_the_largest_picture(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = Start.of(Settings(model=str(tiny_model)))
     assert small.settings.arena_mb == 64
     assert Start.of(Settings(model=str(tiny_model), arena_mb=7)).settings.arena_mb == 7
     folder = FAMILIES["qwen2_vl"](tmp_path)
     edited(folder, "preprocessor_config.json", min_pixels=56 * 56, max_pixels=12_845_056)  # as Qwen2-VL has it
-    large = Start.of(Settings(model=str(folder), workers=3))
+    monkeypatch.setattr(server.start_table, "available_memory", lambda: 64 << 30)
+    large = Start.of(Settings(model=str(folder), workers=3, device="cuda"))
     assert large.settings.arena_mb == 3 * 4 * 3 * 12_845_056 >> 20
-    assert large.picture_tokens == 12_845_056 // 16**2
-    assert Start.of(Settings(model=str(folder), workers=30)).settings.arena_mb == 1024
+    assert large.picture_tokens == large.own_picture_tokens == 12_845_056 // 16**2
+    assert Start.of(Settings(model=str(folder), workers=30, device="cuda")).settings.arena_mb == 1024
+    monkeypatch.setattr(server.start_table, "available_memory", lambda: 2 << 30)
+    assert Start.of(Settings(model=str(folder), workers=3, device="cuda")).settings.arena_mb == 256
+
+
+def test_pictures_are_smaller_on_a_cpu(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen2_vl"](tmp_path)
+    edited(folder, "preprocessor_config.json", min_pixels=56 * 56, max_pixels=12_845_056)
+    start = Start.of(Settings(model=str(folder)))
+    assert start.picture_tokens == 1280
+    assert "         larger ones are made smaller; --max-picture-tokens allows the model's own 50,176" in start.lines(
+        FACTS
+    )
+    asked = Start.of(Settings(model=str(folder), max_picture_tokens=50_176))
+    assert asked.picture_tokens == asked.own_picture_tokens
+    assert not any("made smaller" in line for line in asked.lines(FACTS))
 
 
 def test_the_table_says_what_bounds_what(tiny_model: Path) -> None:
