@@ -74,7 +74,8 @@ def with_vision_cache(config: EngineConfig, runner: Runner) -> EngineConfig:
     """
     if config.vision_cache_bytes:
         return config
-    largest = largest_item_tokens(load_family(ModelFolder(Path(config.model)))) * runner.embedding_bytes
+    family = load_family(ModelFolder(Path(config.model)), config.max_picture_tokens)
+    largest = largest_item_tokens(family) * runner.embedding_bytes
     device = runner.slot_table.device
     free = free_memory(device)
     most = free // 8 if device.type == "cpu" else free // 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -30,6 +31,14 @@ MIN_CONTEXT: Final = 16
 """A chat template alone takes that many tokens."""
 
 
+LEAST_WORKERS: Final = 2
+MOST_WORKERS: Final = 16
+CPU_PICTURE_TOKENS: Final = 1280
+"""What an encoder attends over at once grows with the square of a picture's tokens: the 16,384 that published folders
+allow take a GPU under a second, and a CPU longer than a process may be silent. 1,280 is about a megapixel, and the
+default of transformers' own Qwen2-VL processor."""
+
+
 class SettingsError(Exception):
     """An option is unknown or has a value that cannot be. The message says what came and what is expected."""
 
@@ -41,6 +50,11 @@ class Option(msgspec.Struct, frozen=True):
     unit: str = ""
     low: float | None = None
     high: float | None = None
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU with a driver. Never imports torch, which would know for sure."""
+    return Path("/dev/nvidiactl").exists()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +108,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 120
 
     # -- media
-    workers: Annotated[int, Option("Preprocess processes (decode, resize, tokenise).", low=1, high=256)] = 2
+    workers: Annotated[
+        int,
+        Option(
+            "Preprocess processes (decode, resize, tokenise); 0: 2, or by the cores where the model runs on a GPU.",
+            low=0,
+            high=256,
+        ),
+    ] = 0
     arena_mb: Annotated[
         int,
         Option(
@@ -118,6 +139,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 36_000_000
     max_video_s: Annotated[float, Option("Longest clip.", unit="s", low=0.1, high=1_000_000)] = 14_400
     max_video_frames: Annotated[int, Option("Most frames of clips looked at in one request.", low=1, high=4096)] = 256
+    max_picture_tokens: Annotated[
+        int,
+        Option(
+            "Larger pictures and frames are made smaller, where a model keeps their size; 0: 1280 on a CPU, else the "
+            "model's.",
+            unit="vision tokens",
+            low=0,
+            high=1_048_576,
+        ),
+    ] = 0
     image_store_mb: Annotated[
         float, Option("Memory for pictures uploaded to /v1/images; 0: none.", unit="MiB", low=0, high=65_536)
     ] = 256
@@ -345,6 +376,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.arena_mb * MEBIBYTE
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether the model will run on the CPU."""
+        return self.device == "cpu" or (self.device == "auto" and not has_gpu())
+
+    @property
+    def num_workers(self) -> int:
+        """`workers` with 0 replaced: on a CPU the model needs the cores itself."""
+        if self.workers:
+            return self.workers
+        return (
+            LEAST_WORKERS if self.is_on_cpu else max(LEAST_WORKERS, min((os.cpu_count() or 1) * 5 // 8, MOST_WORKERS))
+        )
+
+    @property
+    def most_picture_tokens(self) -> int:
+        """`max_picture_tokens` with 0 replaced where the device does."""
+        return self.max_picture_tokens or (CPU_PICTURE_TOKENS if self.is_on_cpu else 0)
+
+    @property
     def model_name(self) -> str:
         """The name that answers carry."""
         return self.served_model_name[0] if self.served_model_name else default_model_name(self.model)
@@ -368,6 +418,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
             vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
+            max_picture_tokens=self.most_picture_tokens,
             prefix_cache=self.prefix_cache,
             speculation=self.speculation,
         )
@@ -390,6 +441,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             max_context=self.max_context,
             exact_decode=self.exact_decode,
+            max_picture_tokens=self.most_picture_tokens,
         )
 
     def resolve_model(self) -> Settings:
@@ -457,6 +509,7 @@ OFFLINE_OPTIONS: Final = (
     "max_image_pixels",
     "max_image_side",
     "max_images",
+    "max_picture_tokens",
     "max_video_mb",
     "max_video_pixels",
     "max_video_s",

@@ -14,8 +14,11 @@ import torch
 from engine.attention.flashinfer_backend import StepPlan
 from engine.gpu.experts import run_experts
 from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
+from engine.gpu.skinny import GATE_UP, TO_RESIDUAL, add_parts_rms_norm, is_skinny, skinny, skinny_gate_up
 from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
 from engine.models.experts import Experts
+from preprocess.blocks.linear import Linear
+from preprocess.blocks.norm import RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,8 @@ class FusedDecoder:
                     x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
         assert delta is not None
         if ends is not None:
-            x, delta = x.index_select(0, ends), delta.index_select(0, ends)
-        return model.head.wide(add_rms_norm(delta, x, model.norm.weight, model.norm.eps))
+            x, delta = x.index_select(0, ends), delta.index_select(-2, ends)
+        return model.head.wide(_add_norm(delta, x, model.norm))
 
     def _layer(
         self,
@@ -75,8 +78,11 @@ class FusedDecoder:
         rotation: tuple[torch.Tensor, torch.Tensor],
         plan: StepPlan,
     ) -> torch.Tensor:
-        """Adds `delta` and the layer's attention to `x` in place; returns what its MLP adds."""
-        normed = add_rms_norm(delta, x, layer.attention_norm.weight, layer.attention_norm.eps)
+        """Adds `delta` and the layer's attention to `x` in place; returns what its MLP adds.
+
+        What is added is (tokens, hidden), or float32 parts (splits, tokens, hidden) of it.
+        """
+        normed = _add_norm(delta, x, layer.attention_norm)
         qkv = layer.qkv(normed).view(len(x), -1, layer.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
         query = rotate_and_write(
             qkv,
@@ -87,9 +93,28 @@ class FusedDecoder:
             norm_weight=None if layer.qk_norm is None else layer.qk_norm.weight,
             eps=0.0 if layer.qk_norm is None else layer.qk_norm.eps,
         )
-        attended = layer.out(plan.read(layer.index, query))
-        normed = add_rms_norm(attended, x, layer.mlp_norm.weight, layer.mlp_norm.eps)
+        attended = _to_residual(plan.read(layer.index, query), layer.out)
+        normed = _add_norm(attended, x, layer.mlp_norm)
         if isinstance(layer.mlp, GatedMLP):
-            return layer.mlp.down(silu_mul(layer.mlp.gate_up(normed)))
+            gate_up = layer.mlp.gate_up
+            if is_skinny(normed, gate_up.inputs):
+                activated = skinny_gate_up(normed, gate_up.weight, GATE_UP)
+            else:
+                activated = silu_mul(gate_up(normed))
+            return _to_residual(activated, layer.mlp.down)
         assert isinstance(layer.mlp, Experts)
         return run_experts(layer.mlp, normed)
+
+
+def _to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """A product whose result is added to the residual stream, in parts where rows are few."""
+    if linear.bias is None and is_skinny(x, linear.inputs):
+        return skinny(x, linear.weight, None, TO_RESIDUAL)
+    return linear(x)
+
+
+def _add_norm(added: torch.Tensor | None, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    """Adds what a product gave to `x` in place, and normalises it."""
+    if added is not None and added.dim() == 3:
+        return add_parts_rms_norm(added, x, norm.weight, norm.eps)
+    return add_rms_norm(added, x, norm.weight, norm.eps)

@@ -47,7 +47,7 @@ def sizes_beside(most: int) -> list[int]:
 
 def prompt_sizes(most: int) -> list[int]:
     """Captured numbers of tokens of chunks."""
-    sizes = [64, *range(128, 1025, 128), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
+    sizes = [*range(64, 1025, 64), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
     return [size for size in sizes if size <= most] or [most]
 
 

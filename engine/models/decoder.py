@@ -171,12 +171,14 @@ class Decoder:
         `positions`: (tokens,), or (3, tokens) temporal, height and width for a model with M-RoPE.
         """
         rotation = self.rope.at(positions)
-        num_taps = 0 if deepstack is None else len(deepstack.taps)
-        for layer in self.layers:
+        num_taps = 0
+        if deepstack is not None:
+            num_taps = len(deepstack.taps)
+            for layer, tap in zip(self.layers, deepstack.taps, strict=False):
+                x = layer(x, self.rope, rotation, plan)
+                x.index_add_(0, deepstack.tokens, tap)
+        for layer in self.layers[num_taps:]:
             x = layer(x, self.rope, rotation, plan)
-            if layer.index < num_taps:
-                assert deepstack is not None
-                x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -53,3 +53,46 @@ def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
         HEADS=group,
         num_warps=4,
     )
+
+
+@triton.jit
+def _layer_norm(x, into, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. into += x where ADD, and what is normalised is `into`."""
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(into.dtype.element_ty)
+        tl.store(into + row + columns, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    mean = tl.sum(value, 0) / width
+    centred = tl.where(inside, value - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (centred * scale * gain + shift).to(out.dtype.element_ty), mask=inside)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Norm of x (…, width), or of x + into, which `into` then is."""
+    x = x.contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    block = 1 << (width - 1).bit_length()
+    _layer_norm[(x.numel() // width,)](
+        x,
+        x if into is None else into,
+        weight,
+        bias,
+        out,
+        width,
+        eps,
+        ADD=into is not None,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 256)),
+    )
+    return out

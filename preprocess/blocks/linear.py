@@ -81,6 +81,12 @@ class Linear:
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return y
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """(outputs, inputs), as long as it has not been laid out for a CPU."""
+        assert self._weight is not None
+        return self._weight
+
     def wide(self, x: torch.Tensor) -> torch.Tensor:
         """float32 (rows, outputs) of (rows, inputs). On a GPU the sums are not rounded to the weights' type between."""
         if x.device.type == "cuda" and x.dtype is not torch.float32 and self.bias is None:

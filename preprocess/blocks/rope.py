@@ -129,7 +129,7 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
         rotate_heads_(heads, cos, sin)
         return
-    torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin, out=heads)
+    torch.addcmul(heads * cos, heads.roll(heads.size(-1) // 2, -1), sin, out=heads)
 
 
 def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

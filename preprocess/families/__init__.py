@@ -42,6 +42,10 @@ class Family(Protocol):
     has_three_axes: bool
     clips: ClipFamily | None
 
+    def bound(self, num_tokens: int) -> None:
+        """Make pictures and frames smaller where the encoder would attend over more vision tokens at once."""
+        ...
+
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """How a picture of this size (upright) is resized and cut. Raises `ClientError` for one of impossible shape."""
         ...
@@ -72,14 +76,20 @@ _FAMILIES: Final[dict[str, Callable[[ModelFolder], Family]]] = {
 }
 
 
-def load_family(folder: ModelFolder) -> Family:
-    """The family of a model folder. Raises `ServiceError` for one that is not known."""
+def load_family(folder: ModelFolder, max_tokens: int = 0) -> Family:
+    """The family of a model folder; `max_tokens`: see `Family.bound`, 0 takes the folder's own bounds.
+
+    Raises `ServiceError` for one that is not known.
+    """
     make = _FAMILIES.get(folder.model_type)
     if make is None:
         known = ", ".join(sorted(_FAMILIES))
         code = "; code that comes with a model (auto_map) is never run" if folder.brings_code else ""
         raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}{code}")
-    return make(folder)
+    family = make(folder)
+    if max_tokens:
+        family.bound(max_tokens)
+    return family
 
 
 def largest_item_tokens(family: Family) -> int:

@@ -28,6 +28,10 @@ class ClipFamily(Protocol):
     frames_per_item: int
     lease_bytes: int
 
+    def bound(self, num_tokens: int) -> None:
+        """See `preprocess.families.Family.bound`."""
+        ...
+
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """The frames to look at, ascending. 0 for `fps` or `max_frames` takes the family's own."""
         ...

@@ -62,6 +62,9 @@ class Idefics3:
                 self.placeholder,
             )
 
+    def bound(self, num_tokens: int) -> None:
+        """See `Family.bound`. The encoder attends over one tile at a time, whose size the model was trained for."""
+
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """See `Family.layout`. ``high`` cuts into tiles, ``low`` does not, ``auto`` is the folder's own choice."""
         steps: list[tuple[int, int]] = []

@@ -58,6 +58,13 @@ class QwenVL:
         self.max_pixel_bytes = 3 * _most_pixels(self._side, self._least, self._most)
         self.clips: ClipFamily | None = clips(folder, _token_id(folder, "video_token_id"))
 
+    def bound(self, num_tokens: int) -> None:
+        """See `Family.bound`."""
+        self._most = max(min(self._most, num_tokens * self._side**2), self._least)
+        self.max_pixel_bytes = 3 * _most_pixels(self._side, self._least, self._most)
+        if self.clips is not None:
+            self.clips.bound(num_tokens)
+
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """See `Family.layout`. ``low`` is at most 256 vision tokens, ``high`` and ``auto`` what the folder allows."""
         most = self._most
@@ -107,6 +114,11 @@ class Qwen2VLClips:
         context = int(folder.text_config.get("max_position_embeddings", most_tokens))
         self._all_pixels = int(min(most_tokens, context) * self._side**2 * 0.9)
         self._tokens_per_second = tokens_per_second
+        self.lease_bytes = min(3 * self.max_frames * self._most, _CLIP_LEASE_BYTES)
+
+    def bound(self, num_tokens: int) -> None:
+        """See `ClipFamily.bound`."""
+        self._most = max(min(self._most, num_tokens * self._side**2), self._least)
         self.lease_bytes = min(3 * self.max_frames * self._most, _CLIP_LEASE_BYTES)
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:

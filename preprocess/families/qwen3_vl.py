@@ -45,9 +45,14 @@ class Qwen3VLClips:
         self._min_frames = int(settings.get("min_frames") or 4)
         self._side = token_side(folder, settings)
         self._least, self._most = pixel_bounds(folder, settings, _DEFAULT_CLIP_PIXELS)
+        self._most_a_frame = self._most
         self._is_capped = bool(settings.get("cap_pixels_per_frame"))
         self._most_tokens = int(settings.get("max_video_tokens") or 768)
         self.lease_bytes = 3 * self._most
+
+    def bound(self, num_tokens: int) -> None:
+        """See `ClipFamily.bound`."""
+        self._most_a_frame = num_tokens * self._side**2
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`."""
@@ -62,6 +67,7 @@ class Qwen3VLClips:
         if self._is_capped:
             share = min(self._most_tokens * self._side**2, most // num_frames)
             most = max(share, int(self._least * 1.05)) * num_frames
+        most = min(most, max(self._most_a_frame * num_frames, self._least))
         return token_grid(self._fit(width, height, num_frames, most), self._side, self.frames_per_item)
 
     def item_times(self, times_s: Sequence[Fraction], duration_s: Fraction) -> list[int]:

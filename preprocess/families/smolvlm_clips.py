@@ -53,6 +53,9 @@ class SmolVLMClips:
         self._frame_tokens = tokens_per_tile
         self._single = single
 
+    def bound(self, num_tokens: int) -> None:
+        """See `ClipFamily.bound`. A frame is one tile, whose size the model was trained for."""
+
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`."""
         most, per_second = max_frames or self.max_frames, Fraction(fps or self.fps)

@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -157,7 +158,44 @@ class Checked:
         assert engine.stats().num_retracted == len(retract_after)
         return Answer(ids, torch.cat(logits))
 
-    # ---- transformers' -----------------------------------------------------------------------------------------------
+    # ---- transformers' processor -------------------------------------------------------------------------------------
+
+    def processed(self, case: str) -> tuple[list[int], torch.Tensor]:
+        """Ids and pixels that transformers' own processor and chat template make of a case with pictures only."""
+        from transformers import Idefics3Processor, PreTrainedTokenizerFast, Qwen2VLProcessor
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        turns, images = [], []
+        for message in CASES[case]:
+            parts: list[dict[str, str]] = []
+            for part in message.content:
+                if isinstance(part, ImagePart):
+                    images.append(Image.open(io.BytesIO(part.data)).convert("RGB"))
+                    parts.append({"type": "image"})
+                else:
+                    assert isinstance(part, TextPart)
+                    parts.append({"type": "text", "text": part.text})
+            turns.append({"role": message.role, "content": parts})
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.folder)
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        if self.takes_patches:
+            images_of = Qwen2VLImageProcessorPil.from_pretrained(self.folder)
+            made = images_of(images, return_tensors="pt")
+            me = SimpleNamespace(image_processor=images_of, image_token="<|image_pad|>")
+            for index in range(len(images)):
+                shown = Qwen2VLProcessor.replace_image_token(me, made, index)
+                text = text.replace("<|image_pad|>", shown.replace("<|image_pad|>", "\0"), 1)
+            ids = tokenizer(text.replace("\0", "<|image_pad|>"))["input_ids"]
+        else:
+            processor = Idefics3Processor(
+                Idefics3ImageProcessorPil.from_pretrained(self.folder), tokenizer, image_seq_len=4
+            )
+            made = processor(text=text, images=images, return_tensors="pt", add_special_tokens=False)
+            ids = made["input_ids"][0].tolist()
+        return ids, made["pixel_values"]
+
+    # ---- transformers' model -----------------------------------------------------------------------------------------
 
     def expected(self, case: str) -> tuple[EngineRequest, Answer]:
         """The request of a case, and transformers' greedy answer to it."""

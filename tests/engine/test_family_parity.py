@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import FAMILIES
@@ -38,6 +39,17 @@ def checked(request: pytest.FixtureRequest, load: Load) -> tuple[Checked, str]:
         assert refused.code == "video_not_supported"
         pytest.skip("refused, as it must be")
     return checked, case
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("case", [case for case in CASES if "picture" in case and "clip" not in case])
+def test_processor_equals_transformers(family: str, case: str, load: Load) -> None:
+    """Ids with every placeholder, and pixels to the last value of uint8."""
+    checked = load(family)
+    request = checked.request(case)
+    ids, pixels = checked.processed(case)
+    assert np.frombuffer(request.prompt_ids, "<i8").tolist() == ids
+    torch.testing.assert_close(checked.reference_media(request)["pixel_values"], pixels, atol=1e-5, rtol=0)
 
 
 def test_prefill_and_decode_equal_transformers(checked: tuple[Checked, str]) -> None:

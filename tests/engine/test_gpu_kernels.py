@@ -189,3 +189,37 @@ def test_heads_of_encoders_turn(dtype: torch.dtype) -> None:
     rotate_heads_(qkv[:, :, :18], cos, sin)
     _close(qkv[:, :, :18], turned, dtype)
     assert torch.equal(qkv[:, :, 18:].double(), wanted[:, :, 18:])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_layers_of_encoders_are_normalised(dtype: torch.dtype) -> None:
+    from preprocess.blocks.gpu_kernels import layer_norm
+
+    x, y = _random(2, 33, 1152, dtype=dtype), _random(2, 33, 1152, dtype=dtype, seed=1)
+    weight, bias = _random(1152, dtype=dtype, seed=2), _random(1152, dtype=dtype, seed=3)
+    exact = weight.double(), bias.double(), 1e-6
+    _close(layer_norm(x, weight, bias, 1e-6), F.layer_norm(x.double(), [1152], *exact), dtype)
+    total = x + y
+    normed = layer_norm(x, weight, bias, 1e-6, into=y)
+    assert torch.equal(y, total)
+    _close(normed, F.layer_norm(total.double(), [1152], *exact), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])
+@pytest.mark.parametrize(("tokens", "outputs", "inputs", "splits"), [(1, 96, 128, 1), (5, 64, 512, 2), (8, 50, 300, 3)])
+def test_few_rows_are_multiplied_as_many_are(
+    dtype: torch.dtype, tokens: int, outputs: int, inputs: int, splits: int
+) -> None:
+    from engine.gpu.skinny import Tiles, skinny, skinny_gate_up
+
+    tiles = Tiles(columns=16, depth=64, splits=splits, warps=4, stages=2)
+    x, weight = _random(tokens, inputs, dtype=dtype), _random(outputs, inputs, dtype=dtype, seed=1)
+    bias = _random(outputs, dtype=dtype, seed=2)
+    exact = x.double() @ weight.double().T
+    parts = skinny(x, weight, None, tiles)
+    whole = parts.sum(0) if splits > 1 else parts
+    _close(whole, exact, torch.float32 if splits > 1 and not INTERPRETED else dtype)
+    if splits == 1:
+        _close(skinny(x, weight, bias, tiles), exact + bias.double(), dtype)
+        gate, up = exact.chunk(2, dim=1)
+        _close(skinny_gate_up(x, weight, tiles), F.silu(gate) * up, dtype)
