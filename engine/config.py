@@ -24,7 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         vision_cache_bytes: Bound of the vision embedding cache.
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
-            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them), or ``"none"``. No guess changes what is said.
+            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them), or ``"none"``. No guess changes
+            what is said.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """
