@@ -194,7 +194,7 @@ class Bench:
     def prose(self, index: int) -> Stream:
         """Placards in words."""
         return Stream(
-            [self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), PLACARD)], max_tokens=96) for n in range(4)]
+            [self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), PLACARD)], max_tokens=96) for n in range(12)]
         )
 
     def form(self, index: int) -> Stream:
@@ -203,7 +203,7 @@ class Bench:
         return Stream(
             [
                 self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), OBJECTS)], response_format=schema)
-                for n in range(5)
+                for n in range(15)
             ]
         )
 

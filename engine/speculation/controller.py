@@ -13,13 +13,13 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from engine.speculation.acceptance import expected_tokens
+from engine.speculation.acceptance import Rates
 from engine.speculation.step_times import StepTimes, row_class
 
 LENGTHS: Final = (1, 3, 7, 15)
 """Lengths of drafts: rows of 2, 4, 8 and 16 tokens, so that a step's rows fall into few shapes."""
-MARGIN: Final = 1.06
-STAY: Final = 1.02
+MARGIN: Final = 1.1
+STAY: Final = 1.04
 LEAST_RATE: Final = 0.2
 """Guesses that are right less often than this are not even considered."""
 REFRESH: Final = 128
@@ -36,10 +36,10 @@ LONGEST_PAUSE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A row's guesses: how many there are, and how probably each is right."""
+    """A row's guesses: how many there are, and how probably they are right."""
 
     length: int
-    rate: float
+    rates: Rates
 
 
 class Lengths(Protocol):
@@ -142,7 +142,7 @@ class Controller:
             step_s = self.times.step_s(rows, rows + total)
             assert step_s is not None
             right = sum(
-                expected_tokens(candidate.rate, own)
+                candidate.rates.expected(own)
                 for candidate, own in zip(candidates, lengths, strict=True)
                 if candidate is not None and own
             )
@@ -171,7 +171,7 @@ class Controller:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""
         lengths = []
         for candidate in candidates:
-            if candidate is None or candidate.rate < LEAST_RATE:
+            if candidate is None or candidate.rates.first < LEAST_RATE:
                 lengths.append(0)
             elif rows == 1 or candidate.length >= longest:
                 lengths.append(min(candidate.length, longest))
@@ -192,7 +192,7 @@ class Controller:
         for candidate, length in zip(candidates, lengths, strict=True):
             while candidate is not None and length > 0:
                 shorter = max((other for other in (0, *LENGTHS) if other < length), default=0)
-                more = expected_tokens(candidate.rate, length) - expected_tokens(candidate.rate, shorter)
+                more = candidate.rates.expected(length) - candidate.rates.expected(shorter)
                 if more >= least * (length - shorter):
                     break
                 length = shorter

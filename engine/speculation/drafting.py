@@ -10,32 +10,32 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from engine.speculation.acceptance import Acceptance
+from engine.speculation.acceptance import Acceptance, Rates
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
 
 class Kind(enum.Enum):
-    """Who guesses, and how sure that one is: kinds are believed apart. The value is what is believed at first."""
+    """Who guesses, and how sure that one is: kinds are believed apart. Rates are what is believed at first."""
 
-    NGRAM_SHORT = 0.30, "ngram"
+    NGRAM_SHORT = 0.30, 0.60, "ngram"
     """Two or three tokens stood before it the last time too."""
-    NGRAM_LONG = 0.60, "ngram"
+    NGRAM_LONG = 0.60, 0.80, "ngram"
     """Four or more."""
-    ECHO = 0.80, "echo"
+    ECHO = 0.80, 0.90, "echo"
     """The answer has followed an earlier one up to here."""
-    ECHO_ASTRAY = 0.40, "echo"
+    ECHO_ASTRAY = 0.40, 0.80, "echo"
     """It has left the earlier one just now."""
-    GRAMMAR = 0.90, "grammar"
+    GRAMMAR = 0.90, 0.90, "grammar"
     """The grammar leaves no choice."""
-    HABIT = 0.50, "habit"
+    HABIT = 0.70, 0.70, "habit"
     """Nearly every time so far it went on like this."""
-    REPLAY = 0.50, "replay"
+    REPLAY = 0.50, 0.50, "replay"
     """A script says so."""
 
-    def __init__(self, prior: float, source: str) -> None:
-        self.prior = prior
+    def __init__(self, first: float, later: float, source: str) -> None:
+        self.prior = Rates(first, later)
         self.source = source
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Final, Literal
 
-from engine.speculation.acceptance import Acceptance, expected_tokens
+from engine.speculation.acceptance import Acceptance, Rates
 from engine.speculation.controller import Candidate, Controller, Lengths
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
@@ -29,11 +29,11 @@ SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams
 
 SEQUENCE_MEMORY: Final = 24
 SOURCE_MEMORY: Final = 256
-SURE: Final = 0.75
-LONGEST_REST: Final = 64
-"""An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
+SURE: Final = 0.5
 PRIOR_WEIGHT: Final = 3.0
 """What other sequences' guesses are worth, in trials of a sequence's own."""
+LONGEST_REST: Final = 64
+"""An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
 
 
 class Speculator:
@@ -110,7 +110,7 @@ class Speculator:
             self._gained += num_accepted
             self.drafted[chosen.kind.source] += len(drafts)
             self.accepted[chosen.kind.source] += num_accepted
-            self._learn(drafting, chosen.kind, num_right, min(num_right + 1, len(drafts)))
+            self._learn(drafting, chosen.kind, num_right, len(drafts))
         for proposal in drafting.proposed:
             if proposal is not chosen or not drafts:
                 self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == standing[0].token_id), 1)
@@ -151,13 +151,13 @@ class Speculator:
             if proposal is None:
                 continue
             drafting.proposed.append(proposal)
-            rate = self._rate(drafting, proposal.kind)
-            right = expected_tokens(rate, len(proposal.token_ids))
+            rates = self._rates(drafting, proposal.kind)
+            right = rates.expected(len(proposal.token_ids))
             if right > most:
                 drafting.chosen, most = proposal, right
-                best = Candidate(len(proposal.token_ids), rate)
-            if rate >= SURE and right >= SURE * limit:
-                break  # nobody else could guess more
+                best = Candidate(len(proposal.token_ids), rates)
+            if right >= SURE * limit:
+                break  # nobody else could guess much more
         return best
 
     def _allowed(self, sequence: Sequence, proposal: Proposal) -> Proposal | None:
@@ -171,14 +171,14 @@ class Speculator:
             return proposal
         return Proposal(proposal.kind, guesses) if guesses else None
 
-    def _rate(self, drafting: Drafting, kind: Kind) -> float:
-        general = self._acceptance[kind].rate(kind.prior, PRIOR_WEIGHT)
+    def _rates(self, drafting: Drafting, kind: Kind) -> Rates:
+        general = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
         own = drafting.acceptance.get(kind)
-        return general if own is None else own.rate(general, PRIOR_WEIGHT)
+        return general if own is None else own.rates(general, PRIOR_WEIGHT)
 
-    def _learn(self, drafting: Drafting, kind: Kind, right: int, trials: int) -> None:
-        self._acceptance[kind].add(right, trials)
+    def _learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
+        self._acceptance[kind].add(right, guessed)
         own = drafting.acceptance.get(kind)
         if own is None:
             own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
-        own.add(right, trials)
+        own.add(right, guessed)

@@ -12,8 +12,10 @@ SAMPLES: Final = 7
 ENOUGH: Final = 2
 MAX_AGE: Final = 2048
 """A figure that nothing has renewed for so many steps of its row count is forgotten."""
-FIRST_GUESS: Final = 0.5
+FIRST_GUESS: Final = 0.25
 """Before anything is measured, a draft is taken to cost this part of a token."""
+HOPED: Final = 0.5
+"""Of two widths that were measured, one in between is taken to cost so much less than a straight line says."""
 EXTRAPOLATED: Final = 0.5
 """More drafts than were measured are taken to cost this part of what those cost: the first are the dearest."""
 
@@ -93,6 +95,8 @@ class StepTimes:
         high = min((point for point in known if point[0] > width), default=None)
         if high is not None:
             share = (width - low[0]) / (high[0] - low[0])
+            if exact is None:
+                share *= HOPED  # so that it is tried once
             return (low[1] + share * (high[1] - low[1])) * rows
         if low[0] > 1.0:
             slope = EXTRAPOLATED * max((low[1] - plain.time) / (low[0] - 1.0), 0.0)

@@ -78,7 +78,8 @@ def requests(runner: Runner) -> list[EngineRequest]:
             media.append(MediaItem(bytes([content]) * 32, inline, [(len(prompt), count)]))
             prompt.extend([PLACEHOLDER] * count)
         prompt.extend([*TEXT, 30 + index])
-        sampling = SamplingParams(**{"max_tokens": 24, "seed": index, "stop_token_ids": ENDS} | params)
+        fields: dict[str, Any] = {"max_tokens": 24, "seed": index, "stop_token_ids": ENDS} | params
+        sampling = SamplingParams(**fields)
         ids = torch.tensor(prompt, dtype=torch.int64).numpy().tobytes()
         name = f"r{index}"
         wanted.append(EngineRequest(name, ids, media, sampling, TextOptions(), 0.0, session_id=f"session {name}"))
