@@ -229,6 +229,10 @@ class Engine:
         assert all(sequence.state is State.RUNNING and sequence.hold is not None for sequence in running)
         assert all(sequence.state is State.WAITING and sequence.hold is None for sequence in waiting)
         assert self.waiting.num_tokens == sum(sequence.num_prompt_tokens for sequence in waiting)
+        guessed = self._drafts_in_flight()
+        for sequence in running:
+            assert sequence.hold is not None
+            assert sequence.hold.num_slots == sequence.num_computed + guessed.get(sequence.serial, 0)
         self.kv.check([sequence.hold for sequence in running if sequence.hold is not None])
         pictures = [(sequence, picture) for sequence in live for picture in sequence.pictures]
         self.vision.check((picture.key, (owner.serial, picture.index)) for owner, picture in pictures if picture.held)
@@ -237,6 +241,11 @@ class Engine:
             key = (picture.digest, picture.num_tokens)
             pins[key] = pins.get(key, 0) + 1
         self.intake.vision_ids.check(pins)
+
+    def _drafts_in_flight(self) -> dict[int, int]:
+        """How many positions beyond what counts as computed a batch in flight checks, by serial of the sequence."""
+        departed = [] if self._flying is None else self._flying[1].departed
+        return {part.chunk.sequence.serial: len(part.chunk.drafts) for part in departed if part.is_awaited}
 
     def _take_in(self, request: EngineRequest, pixels: LoadPixels) -> Sequence:
         if request.request_id in self._sequences:

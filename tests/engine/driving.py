@@ -14,6 +14,7 @@ from engine.core import Engine
 from engine.scheduler import Growth
 from engine.speculation.controller import Always
 from engine.speculation.replay import Replay
+from engine.speculation.speculator import Mode
 from preprocess.wire import (
     Admitted,
     EngineRequest,
@@ -147,6 +148,7 @@ class Driver:
         vision_cache_tokens: int = 1000,
         prefix_cache: bool = True,
         optimistic: bool = False,
+        speculation: Mode = "none",
     ) -> None:
         self.runner = runner or FakeRunner()
         self.runner.budget = max_batched_tokens
@@ -160,6 +162,7 @@ class Driver:
             max_waiting_tokens=max_waiting_tokens,
             vision_cache_bytes=vision_cache_tokens * FakeRunner.embedding_bytes,
             prefix_cache=prefix_cache,
+            speculation=speculation,
             check=True,
         )
         self.engine = Engine(config, self.runner, lambda: self.now_s)
@@ -170,6 +173,7 @@ class Driver:
     def draft(self, accuracy: float, length: int, seed: int = 0) -> Replay:
         """From now on guess `length` tokens a step, each right with this probability, for all whose answer is known."""
         source = Replay({}, accuracy, VOCAB_SIZE, seed)
+        self.engine.scheduler.speculator = self.engine.speculator
         self.engine.speculator.sources = [source]
         self.engine.speculator.controller = Always(length)
         return source

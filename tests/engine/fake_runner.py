@@ -8,14 +8,14 @@ embedding changes the output.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from engine.batch import FUTURE_TOKEN, Row, SampledToken
+from engine.batch import Row, SampledToken
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
+from tests.engine.late_results import LateFlight, LateResults
 
 VOCAB_SIZE = 50
 MAX_POSITIONS = 96
@@ -133,49 +133,19 @@ class FakeRunner:
 
 
 class LateRunner(FakeRunner):
-    """A `FakeRunner` whose results are told late: batches are computed in order, as a device does, and `launch` keeps
-    each one's tokens back until they are asked for.
-    """
+    """A `FakeRunner` that launches."""
 
     def __init__(self, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.future = [-1] * self.max_rows
-        self.in_flight: list[LateFlight] = []
-        self.most_in_flight = 0
+        self.late = LateResults(self._step, self.max_rows)
 
     def launch(self, rows: Sequence[Row]) -> LateFlight:
-        """Hash all rows now."""
-        known = [self._with_future(row) for row in rows]
-        tokens = self.step(known)
-        drawn = iter(tokens)
-        for row in rows:
-            if row.sampling is not None:
-                own = [next(drawn).token_id for _ in (row.sampling, *row.drafted)]
-                self.future[row.table_row] = -1 if row.drafted else own[0]  # which one stands only the host can say
-        flight = LateFlight(self, tokens)
-        self.in_flight.append(flight)
-        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
-        return flight
-
-    def _with_future(self, row: Row) -> Row:
-        if list(row.token_ids) != [FUTURE_TOKEN]:
-            return row
-        return dataclasses.replace(row, token_ids=[self.future[row.table_row]])
-
-
-class LateFlight:
-    """See `LateRunner`."""
-
-    def __init__(self, runner: LateRunner, tokens: list[SampledToken]) -> None:
-        self._runner = runner
-        self._tokens = tokens
-
-    def result(self) -> list[SampledToken]:
-        """The tokens."""
-        flights = self._runner.in_flight
-        del flights[: flights.index(self)]  # those before were given up
-        flights.remove(self)
-        return self._tokens
+        """See `engine.batch.OverlappedRunner.launch`."""
+        try:
+            return self.late.launch(rows)
+        except AssertionError as error:
+            self.complaints.append(error)
+            raise
 
 
 def load(pixels: Pixels) -> torch.Tensor:

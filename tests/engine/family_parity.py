@@ -136,7 +136,14 @@ class Checked:
 
     def engine(self, *, chunk: int, prefix_cache: bool = False) -> Engine:
         """An engine over the loaded model that proves its invariants after every step."""
-        config = EngineConfig("", max_batched_tokens=chunk, prefix_cache=prefix_cache, check=True, max_running=8)
+        config = EngineConfig(
+            "",
+            max_batched_tokens=chunk,
+            prefix_cache=prefix_cache,
+            check=True,
+            max_running=8,
+            speculation="none",  # so that every logit is that of a token
+        )
         return Engine(config, self.runner)
 
     def answer(self, request: EngineRequest, *, chunk: int = 4096, retract_after: tuple[int, ...] = ()) -> Answer:

@@ -32,6 +32,7 @@ from preprocess.wire import (
     TokenLogprobs,
 )
 from tests.engine.driving import PLACEHOLDER
+from tests.engine.late_results import Late
 from tests.engine.test_grammar import DIGITS, JSON, WORDS
 
 TEXT = [(17 * index) % 400 + 30 for index in range(24)]
@@ -152,9 +153,11 @@ def plain(runner: Runner, requests: list[EngineRequest], tiny_model: Path) -> di
 
 @pytest.fixture
 def engine_of(runner: Runner, tiny_model: Path) -> Callable[..., Engine]:
-    def make(length: int = 7, script: Mapping[str, Ordered[int]] | None = None, **options: Any) -> Engine:
+    def make(
+        length: int = 7, script: Mapping[str, Ordered[int]] | None = None, *, late: bool = False, **options: Any
+    ) -> Engine:
         config = EngineConfig(str(tiny_model), **{"check": True, "max_running": 6} | options)
-        engine = Engine(config, runner)
+        engine = Engine(config, Late(runner) if late else runner)
         engine.speculator.controller = Always(length)
         if script is not None:
             engine.speculator.sources = [Replay(script, 0.8, runner.vocab_size)]
@@ -190,11 +193,16 @@ def test_scripted_drafts_change_nothing(
 
 
 @pytest.mark.parametrize("mode", ["auto", "ngram", "echo", "grammar", "habit"])
-@pytest.mark.parametrize("length", [2, 15])
+@pytest.mark.parametrize(("length", "late"), [(2, False), (15, False), (15, True)], ids=["2", "15", "15-late"])
 def test_every_source_changes_nothing(
-    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard], mode: str, length: int
+    engine_of: Callable[..., Engine],
+    requests: list[EngineRequest],
+    plain: dict[str, Heard],
+    mode: str,
+    length: int,
+    late: bool,
 ) -> None:
-    engine = engine_of(length, speculation=mode)
+    engine = engine_of(length, late=late, speculation=mode)
     for _ in range(2):  # the second time the session has answered before
         heard = run(engine, requests)
         assert [name for name, own in heard.items() if not own.same_as(plain[name])] == []
