@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 PORT   ?=
 MODEL  ?=
 ARGS   ?=
+# On a machine with an NVIDIA driver the GPU's kernels are installed too.
+SERVED := $(if $(wildcard /dev/nvidiactl),.[cuda],.)
+TESTED := $(if $(wildcard /dev/nvidiactl),.[cuda,dev],.[dev])
 
 .PHONY: serve test soak schemas check format bench clean
 .DEFAULT_GOAL := help
@@ -21,12 +24,12 @@ help:
 # One stamp a set of packages: made again when the project's description or its pins change.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(SERVED)'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(TESTED)'
 	touch $@ $(VENV)/.serve
 
 serve: $(VENV)/.serve
