@@ -6,8 +6,7 @@ PORT   ?=
 MODEL  ?=
 ARGS   ?=
 # On a machine with an NVIDIA driver the GPU's kernels are installed too.
-SERVED := $(if $(wildcard /dev/nvidiactl),.[cuda],.)
-TESTED := $(if $(wildcard /dev/nvidiactl),.[cuda,dev],.[dev])
+CUDA   := $(if $(wildcard /dev/nvidiactl),[cuda])
 
 .PHONY: serve test soak schemas check format bench clean
 .DEFAULT_GOAL := help
@@ -24,12 +23,12 @@ help:
 # One stamp a set of packages: made again when the project's description or its pins change.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(SERVED)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(CUDA)'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(TESTED)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(if $(CUDA),-e '.$(CUDA)')
 	touch $@ $(VENV)/.serve
 
 serve: $(VENV)/.serve
