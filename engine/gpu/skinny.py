@@ -22,7 +22,7 @@ _ROWS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut: outputs and inputs of a tile, parts of the inputs; a program's warps, and loads in flight."""
+    """How a product is cut: outputs and inputs of a tile, parts of the inputs; warps; loads in flight."""
 
     columns: int
     depth: int
