@@ -21,6 +21,7 @@ class LateFlight:
 
     def result(self) -> list[SampledToken]:
         """The tokens."""
+        self._owner.before_result()
         flights = self._owner.in_flight
         del flights[: flights.index(self)]  # those before were given up
         flights.remove(self)
@@ -38,6 +39,7 @@ class LateResults:
         self.most_in_flight = 0
         self.num_launches = 0
         self.num_ahead = 0
+        self.before_result: Callable[[], None] = lambda: None
         self._step = step
         self._future = [UNKNOWN] * max_rows
 

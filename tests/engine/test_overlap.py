@@ -14,6 +14,19 @@ from tests.engine.fake_runner import LateRunner, reference
 TEXT = [1, 2, 3, 4, 5, 6]
 
 
+class Watched(Controller):
+    """A controller, and the steps that it was told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, int, int, float]] = []
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+        """See `Lengths.stepped`."""
+        self.steps.append((rows, tokens, gained, elapsed_s))
+        super().stepped(rows, tokens, gained, elapsed_s)
+
+
 def test_decode_steps_are_launched_before_the_last_ones_results_are_asked_for() -> None:
     runner = LateRunner()
     driver = Driver(runner)
@@ -139,6 +152,29 @@ def test_guesses_that_pay_are_noticed_while_steps_run_ahead() -> None:
     assert told.ids == source.answers["r"]
     assert runner.late.num_launches < 200 + 64 + 300 / 8
     assert told.usage.accepted_prediction_tokens > 200
+
+
+def test_a_batch_takes_from_the_results_before_it_to_its_own() -> None:
+    """However long it has waited behind others; and right guesses count for the step that checked them."""
+    runner = LateRunner(num_slots=2000, max_positions=400)
+    driver = Driver(runner)
+
+    def compute() -> None:
+        driver.now_s += 0.002
+
+    runner.late.before_result = compute
+    wanted = request("r", TEXT, max_tokens=300)
+    source = driver.draft(0.7, 15)
+    controller = driver.engine.speculator.controller = Watched()
+    driver.submit(wanted)
+    driver.step(50)
+    assert controller.steps[1:]
+    assert {(rows, tokens, gained) for rows, tokens, gained, _ in controller.steps} == {(1, 1, 0)}
+    assert all(elapsed_s == pytest.approx(0.003) for _, _, _, elapsed_s in controller.steps[1:])
+    source.answers = {"r": reference(wanted, max_context=400)[0]}
+    told = driver.finish()["r"]
+    assert all(gained < tokens for _, tokens, gained, _ in controller.steps)
+    assert sum(gained for _, _, gained, _ in controller.steps) == told.usage.accepted_prediction_tokens > 100
 
 
 @pytest.mark.parametrize("way", ["abort", "stop", "retract", "reset"])
