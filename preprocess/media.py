@@ -182,17 +182,18 @@ class Media:
         sha256 = hashlib.sha256(data)
         frames: dict[tuple[int, PictureLayout], npt.NDArray[np.uint8]] = {}
         given: list[int] = []
-        size = seen_size = (0, 0)
+        size = (0, 0)
+        shrunk_to = b""
         layouts: list[PictureLayout] = []
         for number, image in self._timed(
             clip.frames(sorted({number for segment in segments for number in segment.wanted}))
         ):
+            seen = shrunk(image, size_within(*image.size, max_pixels))
             if not given:
                 size = image.size
-                seen_size = size_within(*size, max_pixels)
-                layouts = [family.layout(*seen_size, len(segment.wanted)) for segment in segments]
+                shrunk_to = b"" if seen is image else repr(seen.size).encode()
+                layouts = [family.layout(*seen.size, len(segment.wanted)) for segment in segments]
             given.append(number)
-            seen = shrunk(image, seen_size) if seen_size != size else image
             for layout in dict.fromkeys(layouts):
                 frames[number, layout] = np.empty((1, *layout.shape[1:]), np.uint8)
                 self.family.fill(seen, layout, frames[number, layout])
@@ -215,8 +216,7 @@ class Media:
                 key = (*mine, layout, item_time, index)
                 if key not in made:
                     source = b"".join(number.to_bytes(8, "little") for number in (*mine, item_time))
-                    source += repr(seen_size).encode() if seen_size != size else b""
-                    digest = self._digest(layout, sha256.digest() + source)
+                    digest = self._digest(layout, sha256.digest() + source + shrunk_to)
                     room, offset = self._room_for(layout)
                     np.concatenate([frames[number, layout] for number in mine], out=room)
                     made[key] = Item(layout, digest, _pixels(layout, room, offset), index, item_time)
