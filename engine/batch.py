@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class VisionRows:
     """Vision embeddings in place of token embeddings: `count` of `embeddings` from `first`, at `start` of the row.
 
-    `embeddings` is (num_tokens, hidden) on the runner's device, owned by the vision cache.
+    `embeddings` is on the runner's device, owned by the vision cache: (num_tokens, hidden), or (num_tokens, hidden ×
+    (1 + taps)) where the model adds features of inner encoder layers (DeepStack), those behind the main ones.
     """
 
     start: int
@@ -67,6 +68,9 @@ class Row:
     Drafts: the last `len(drafted)` of `token_ids` are guesses. `sampling` then asks for the token before the first of
     them, and `drafted` for the one after each, as if the guesses up to there were output. A runner samples all of them;
     whoever asked keeps those whose guesses were right.
+
+    Rotary positions are `positions` (3, len(token_ids)): time, row, column; or, where that is None, `position_delta`
+    more than the position in the sequence, on all axes.
     """
 
     table_row: int
@@ -74,6 +78,8 @@ class Row:
     token_ids: Sequence[int]
     sampling: RowSampling | None
     vision: Sequence[VisionRows] = field(default=())
+    positions: NDArray[np.int32] | None = None
+    position_delta: int = 0
     drafted: Sequence[RowSampling] = field(default=())
 
 
@@ -107,7 +113,7 @@ class Runner(Protocol):
     max_drafts: int
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Vision embeddings of pictures: each uint8 (tiles, height, width, 3) → (num_tokens, hidden)."""
+        """Vision embeddings of items: each uint8 (tiles or frames, height, width, 3) → as in `VisionRows`."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
@@ -115,6 +121,10 @@ class Runner(Protocol):
 
         Tokens in the order of the rows: for each row with `sampling` one, and one more for each of its `drafted`.
         """
+        ...
+
+    def facts(self) -> dict[str, object]:
+        """What the table at start says of it: device, dtype, threads, kv_bytes, model_context."""
         ...
 
     def warm_up(self) -> None:

@@ -24,7 +24,7 @@ from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
 from engine.speculation.speculator import Speculator
-from engine.vision_cache import VisionCache
+from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
 from preprocess.errors import BeholderError, ClientError, ServiceError
@@ -46,13 +46,16 @@ class Engine:
         config: Options, resolved.
         runner: The loaded model.
         clock: Seconds, monotonic; used for times in usage and for `retry_after_s`, never to decide what runs.
+
+    Attributes:
+        max_context: Longest prompt + answer that it takes, in tokens.
     """
 
     def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.runner = runner
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
-        self.vision = VisionCache(config.vision_cache_bytes, runner.embedding_bytes)
+        self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
         self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
         self.scheduler = Scheduler(
@@ -63,9 +66,9 @@ class Engine:
             max_running=min(config.max_running, runner.max_rows),
             speculator=self.speculator if self.speculator.is_on else None,
         )
-        max_context = min(config.max_context or runner.max_positions, runner.max_positions)
+        self.max_context = min(config.max_context or runner.max_positions, runner.max_positions)
         self.intake = Intake(
-            Limits(max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
+            Limits(self.max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
         self.grammars = Grammars(config.model, runner.vocab_size)
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock)

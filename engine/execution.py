@@ -113,7 +113,8 @@ class Execution:
         first = start - len(sequence.prompt_ids)
         if first >= 0:
             ids = [*sequence.output_ids[first : first + chunk.count - len(drafts)], *drafts]
-            return Row(sequence.hold.row, start, ids, sampling, drafted=drafted)
+            delta = sequence.position_delta
+            return Row(sequence.hold.row, start, ids, sampling, drafted=drafted, position_delta=delta)
         stop = start + chunk.count
         vision = []
         for picture in sequence.pictures:
@@ -121,4 +122,6 @@ class Execution:
                 embeddings = self._vision.get(picture.key).embeddings
                 assert embeddings is not None
                 vision.extend(picture.rows(start, stop, embeddings))
-        return Row(sequence.hold.row, start, sequence.ids(start, stop), sampling, vision)
+        positions = sequence.rope_positions(start, stop)
+        ids = sequence.ids(start, stop)
+        return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta)

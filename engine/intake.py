@@ -44,6 +44,8 @@ class Intake:
             raise ClientError(
                 f"The prompt has token ids outside 0 … {self.limits.vocab_size - 1}.", code="invalid_token_id"
             )
+        positions = self._positions(request, len(prompt_ids))
+        delta = 0 if positions is None else int(positions.max()) + 1 - positions.shape[1]
         keys = prompt_ids.copy()
         pictures = [self._place(index, item, keys) for index, item in enumerate(request.media)]
         return Sequence(
@@ -55,6 +57,8 @@ class Intake:
             load_pixels=load_pixels,
             max_tokens=min(request.sampling.max_tokens, self.limits.max_context - len(prompt_ids)),
             clock=Clock(submitted_s=now_s),
+            positions=positions,
+            position_delta=delta,
         )
 
     def release(self, sequence: Sequence) -> None:
@@ -86,6 +90,20 @@ class Intake:
                 "Send fewer or smaller pictures, or a shorter text.",
                 code="kv_capacity_exceeded",
             )
+
+    def _positions(self, request: EngineRequest, length: int) -> NDArray[np.int32] | None:
+        """The request's own rotary positions (3, n), n from the end of the last item to the whole prompt."""
+        if not request.positions:
+            return None
+        num_known, rest = divmod(len(request.positions), 12)
+        least = max((start + count for item in request.media for start, count in item.spans), default=1)
+        if rest or not least <= num_known <= length:
+            raise ClientError(
+                f"The prompt has {len(request.positions)} bytes of positions, expected 12 for each of its first "
+                f"{least} to {length} tokens.",
+                code="invalid_positions",
+            )
+        return np.frombuffer(request.positions, dtype="<i4").reshape(3, num_known)
 
     def _check_media(self, media: list[MediaItem], length: int) -> NDArray[np.bool_]:
         covered = np.zeros(length, dtype=np.bool_)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,34 +16,55 @@ import torch
 
 from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.models.llama import Llama
+from engine.limits import free_memory, kv_size
+from engine.models.decoder import Decoder
+from engine.models.llama import llama_config
+from engine.models.qwen import qwen2_config, qwen3_config
 from engine.runner import TorchRunner, VisionEncoder
-from preprocess.arena import available_memory
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.errors import ModelError
 from preprocess.vision.idefics3 import Idefics3Encoder
-
-CPU_KV_TOKENS: Final = 65_536
-"""Most KV slots that are chosen by themselves on a CPU; `kv_tokens` can ask for more."""
+from preprocess.vision.qwen2_vl import Qwen2VLEncoder
+from preprocess.vision.qwen3_vl import Qwen3VLEncoder
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """How the two halves of a model are loaded from its folder."""
 
-    language: Callable[[Checkpoint], Llama]
+    language: Callable[[Checkpoint], Decoder]
     encoder: Callable[[Checkpoint], VisionEncoder]
 
 
-def _idefics3_language(checkpoint: Checkpoint) -> Llama:
+def _idefics3_language(checkpoint: Checkpoint) -> Decoder:
     text = checkpoint.config.section("text_config")
     tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
-    return Llama(checkpoint, text, prefix="model.text_model", head="lm_head", tied=tied)
+    return Decoder(checkpoint, llama_config(text), prefix="model.text_model", head="lm_head", tied=tied)
+
+
+def _qwen2_language(checkpoint: Checkpoint) -> Decoder:
+    """As published: tensors as in a text model (``model.layers``), fields beside those of the whole."""
+    config = checkpoint.config
+    text = config.section("text_config") if config.has("text_config") else config
+    tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    prefix = "model" if checkpoint.has("model.embed_tokens.weight") else "model.language_model"
+    return Decoder(checkpoint, qwen2_config(text), prefix=prefix, head="lm_head", tied=tied)
+
+
+def _qwen3_language(checkpoint: Checkpoint, *, has_experts: bool = False) -> Decoder:
+    text = checkpoint.config.section("text_config")
+    tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    config = qwen3_config(text, has_experts=has_experts)
+    return Decoder(checkpoint, config, prefix="model.language_model", head="lm_head", tied=tied)
 
 
 FAMILIES: Final = {
     "idefics3": Family(_idefics3_language, Idefics3Encoder),
     "smolvlm": Family(_idefics3_language, Idefics3Encoder),
+    "qwen2_vl": Family(_qwen2_language, Qwen2VLEncoder),
+    "qwen2_5_vl": Family(_qwen2_language, Qwen2VLEncoder),
+    "qwen3_vl": Family(_qwen3_language, Qwen3VLEncoder),
+    "qwen3_vl_moe": Family(partial(_qwen3_language, has_experts=True), Qwen3VLEncoder),
 }
 """`model_type` of config.json → family."""
 
@@ -64,22 +86,14 @@ def load_runner(config: EngineConfig) -> Runner:
         encoder = family.encoder(checkpoint)
     checkpoint.finish()
 
-    longest = model.config.max_positions
-    if config.max_context > longest:
-        raise ModelError(
-            f"max_context is {config.max_context}, but {config.model} was made for at most {longest} tokens"
-        )
-    token_bytes = 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim * dtype.itemsize
-    needed, free = config.kv_tokens * token_bytes, _free_memory(device)
-    if needed > free:
-        raise ModelError(
-            f"kv_tokens is {config.kv_tokens}, which takes {needed >> 20} MiB of memory, but {free >> 20} MiB are free"
-        )
+    config_of = model.config
+    token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
+    size = kv_size(config, config_of.max_positions, token_bytes, free=free_memory(device), is_cpu=device.type == "cpu")
     return TorchRunner(
         model,
         encoder,
-        num_slots=1 + (config.kv_tokens or _kv_tokens_for(token_bytes, device)),
-        max_positions=config.max_context or longest,
+        num_slots=1 + size.kv_tokens,
+        max_positions=size.context,
         max_rows=config.max_running,
         dtype=dtype,
         device=device,
@@ -115,20 +129,3 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _kv_tokens_for(token_bytes: int, device: torch.device) -> int:
-    """Slots that fit: a quarter of a CPU's free memory, at most `CPU_KV_TOKENS`; four fifths of a GPU's."""
-    if device.type == "cuda":
-        return max(1, _free_memory(device) * 4 // 5 // token_bytes)
-    return max(1, min(CPU_KV_TOKENS, _free_memory(device) // 4 // token_bytes))
-
-
-def _free_memory(device: torch.device) -> int:
-    """Bytes that can be had on a device without pushing anything out."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return available_memory()
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -43,12 +43,14 @@ def main() -> None:
     config = child.config(EngineConfig)
     inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
     from engine.core import Engine  # torch takes seconds to import: after the sockets stand
+    from engine.limits import with_vision_cache
     from engine.load import load_runner
 
     started = time.monotonic()
     try:
         runner = load_runner(config)
         runner.warm_up()
+        config = with_vision_cache(config, runner)
     except BeholderError as error:
         child.fail(error.message)
     except Exception as error:
@@ -61,7 +63,9 @@ def main() -> None:
     child.ready(
         load_s=round(time.monotonic() - started, 2),
         kv_tokens=runner.num_slots - 1,
-        context=runner.max_positions,
+        context=engine.max_context,
+        vision_cache_bytes=config.vision_cache_bytes,
+        **runner.facts(),
         pid=os.getpid(),
     )
     while True:
@@ -119,7 +123,7 @@ class EngineLoop:
     def _reset(self, reset: Reset) -> None:
         self._was_reset = True
         self._engine.reset()
-        done = self._encode(ResetDone(reset.epoch))
+        done = self._encode(ResetDone(reset.epoch, self._engine.max_context))
         self._to_server.send(done)
         self._to_detokenizer.send(done)
         self._stats = None

@@ -15,7 +15,7 @@ import torch
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Row, RowSampling, SampledToken, VisionRows
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
 from preprocess.wire import SamplingParams
 
@@ -24,12 +24,18 @@ MAX_DRAFTS: Final = 15
 
 
 class VisionEncoder(Protocol):
-    """A vision encoder. `image_size`: side of a tile as it comes from preprocessing, in pixels."""
+    """A vision encoder.
+
+    Attributes:
+        image_size: Side of a picture that it takes, in pixels.
+        num_taps: Features of inner layers behind each vision token's own, for the model's first layers (DeepStack).
+    """
 
     image_size: int
+    num_taps: int
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """uint8 pictures (tiles, height, width, 3) → vision tokens (num_tokens, hidden) of each."""
+        """uint8 (tiles or frames, height, width, 3) → vision tokens (num_tokens, hidden * (1 + num_taps)) of each."""
         ...
 
 
@@ -48,7 +54,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         encoder: VisionEncoder,
         *,
         num_slots: int,
@@ -67,7 +73,7 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
-        self.embedding_bytes = config.hidden_size * dtype.itemsize
+        self.embedding_bytes = config.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
         self.slot_table = torch.full((max_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
         # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
         self.kv_pool = _zeros(
@@ -86,6 +92,16 @@ class TorchRunner:
         sampled = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
         logits = self.logits(rows)
         return sample(logits, sampled) if sampled else []
+
+    def facts(self) -> dict[str, object]:
+        """See `Runner.facts`."""
+        return {
+            "device": self.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "kv_bytes": self.kv_pool.nbytes,
+            "model_context": self.model.config.max_positions,
+        }
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`. Rows of the fresh slot table point at the dummy slot."""
@@ -121,10 +137,13 @@ class TorchRunner:
                 pictures.append((at, part.embeddings[part.first : part.first + part.count]))
 
         hidden = self.model.embed(torch.tensor(token_ids, device=self.device))  # (tokens, hidden)
+        width = hidden.shape[1]
         for at, embeddings in pictures:
-            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)
+            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)[:, :width]
         at_positions = torch.tensor(positions, device=self.device)
-        hidden = self.model.forward(hidden, at_positions, self.attention.plan(segments, at_positions))
+        plan = self.attention.plan(segments, at_positions)
+        rotary = at_positions if self.model.config.rope.sections is None else self._rotary(laid_out, at_positions)
+        hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
         ends = [
             token
             for index, row in enumerate(rows)
@@ -136,6 +155,33 @@ class TorchRunner:
         if ends != list(range(len(hidden))):
             hidden = hidden[torch.tensor(ends, dtype=torch.long, device=self.device)]
         return self.model.logits(hidden)
+
+    def _rotary(self, rows: Sequence[Row], positions: torch.Tensor) -> torch.Tensor:
+        """int64 (3, tokens), or (tokens,) where all axes are equal: rotary positions of tokens at `positions`."""
+        if all(row.positions is None for row in rows):
+            if not any(row.position_delta for row in rows):
+                return positions
+            deltas = np.repeat([row.position_delta for row in rows], [len(row.token_ids) for row in rows])
+            return positions + torch.from_numpy(deltas).to(self.device)
+        parts = []
+        for row in rows:
+            own = row.positions
+            if own is None:
+                first = row.start + row.position_delta
+                own = np.broadcast_to(
+                    np.arange(first, first + len(row.token_ids), dtype=np.int32), (3, len(row.token_ids))
+                )
+            parts.append(own)
+        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.int64)).to(self.device)
+
+    def _deepstack(self, pictures: Sequence[tuple[int, torch.Tensor]]) -> DeepStack | None:
+        """What the model's first layers add at vision tokens, given as (first token, embeddings)."""
+        if not pictures or not self.encoder.num_taps:
+            return None
+        tokens = torch.cat([torch.arange(at, at + len(part), device=self.device) for at, part in pictures])
+        width = self.model.config.hidden_size
+        taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (n, taps, hidden)
+        return DeepStack(tokens, taps.transpose(0, 1))
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -21,6 +21,7 @@ from preprocess.wire import EngineRequest, Pixels
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from engine.speculation.drafting import Drafting
 
@@ -103,8 +104,9 @@ class Sequence:
 
     `prompt_ids` are the ids as sent; `prompt_keys` the same with vision ids in place of placeholders: what the radix
     tree sees. `num_computed` positions have keys and values. `hold` is set exactly while running. `max_tokens` is
-    bounded by the context. `drafting` is what `engine.speculation` knows of it; `num_drafted` tokens were guessed, and
-    `num_accepted` of them rightly.
+    bounded by the context. `positions` (3, n) are the rotary positions of the first n tokens where they are not 0, 1,
+    2, …; later ones are `position_delta` more than the position in the sequence. `drafting` is what
+    `engine.speculation` knows of it; `num_drafted` tokens were guessed, and `num_accepted` of them rightly.
     """
 
     request: EngineRequest
@@ -115,6 +117,8 @@ class Sequence:
     load_pixels: LoadPixels
     max_tokens: int
     clock: Clock
+    positions: NDArray[np.int32] | None = None
+    position_delta: int = 0
     state: State = State.WAITING
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -169,6 +173,15 @@ class Sequence:
         if stop > length:
             ids.extend(self.output_ids[max(start - length, 0) : stop - length])
         return ids
+
+    def rope_positions(self, start: int, stop: int) -> NDArray[np.int32] | None:
+        """Rotary positions (3, stop - start) of positions `start` … `stop - 1`; None where the delta says it."""
+        if self.positions is None or start >= self.positions.shape[1]:
+            return None
+        known = self.positions[:, start:stop]
+        first = start + known.shape[1]
+        rest = np.arange(first + self.position_delta, stop + self.position_delta, dtype=np.int32)
+        return np.concatenate((known, np.broadcast_to(rest, (3, len(rest)))), axis=1)
 
     @property
     def is_ready(self) -> bool:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import torch
+
+LEAST_VISION_CACHE: Final = 64 << 20
+"""Bytes of a cache that nobody gave a size."""
 
 Holder = tuple[int, int]
 """(serial of a sequence, index of the picture in it)."""

@@ -36,10 +36,12 @@ class MediaLimits(msgspec.Struct, frozen=True):
 class PreprocessConfig(msgspec.Struct, frozen=True):
     """Options of a preprocess worker, all resolved. `exact_decode` turns reduced-scale JPEG decoding (`draft`) off.
 
-    `max_context` 0 takes the model's, as in `EngineConfig`.
+    `max_context` 0 takes the model's. `max_picture_tokens` makes pictures smaller where the encoder would attend over
+    more vision tokens at once (`Family.bound`); 0 takes the folder's own bound.
     """
 
     model: str
     limits: MediaLimits = MediaLimits()
     max_context: int = 0
     exact_decode: bool = False
+    max_picture_tokens: int = 0

@@ -1,6 +1,6 @@
 """The pictures and clips of one job as they are being prepared: decoded, resized, and laid out in shared memory.
 
-Pixels go into the job's lease, one picture or frame after the other, until one does not fit; the rest travels inline.
+Pixels go into the job's lease, one item after the other, until one does not fit; the rest travels inline.
 """
 
 from __future__ import annotations
@@ -42,16 +42,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A picture or a frame: what the engine encodes at once."""
+    """What the engine encodes at once: a picture, or of a clip one frame or a few.
+
+    Attributes:
+        layout: Its size.
+        digest: Names all that its vision tokens and their positions depend on.
+        pixels: Where they are.
+        index: Which of its clip's items it is; 0 for a picture.
+        time: How far behind the clip's first its positions are (`ClipFamily.item_times`).
+    """
 
     layout: PictureLayout
     digest: bytes
     pixels: Pixels
+    index: int = 0
+    time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a clip that is asked about alone."""
+    """A part of a clip, and the frames of it that are wanted."""
+
+    start_s: Fraction
+    end_s: Fraction
+    wanted: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A part of a clip that is asked about alone: the text that stands for it, and what the engine encodes."""
 
     start_s: Fraction
     end_s: Fraction
@@ -116,41 +135,30 @@ class Media:
     def _add_clip(self, part: VideoPart) -> None:
         family = self._clip_family()
         data, clip = self._open(part)
-        wanted = family.sample(clip.timeline, part.fps, part.max_frames)
+        most = part.max_frames or min(family.max_frames, self.config.limits.max_video_frames)
+        wanted = family.sample(clip.timeline, part.fps, most)
         self._check_num_frames(len(wanted))
-        frames = self._add_frames(clip, wanted, data)
-        layout = next(iter(frames.values())).layout
-        times_s = [clip.timeline.time_s(number) for number in frames]
-        self.placeholders.append(family.placeholder(layout, times_s, clip.timeline.duration_s))
-        self.items.extend(frames.values())
+        segment = Segment(Fraction(0), clip.timeline.duration_s, wanted)
+        (whole,) = self._show(clip, [segment], data)
+        self.placeholders.append(whole.placeholder)
+        self.items.extend(whole.items)
 
-    def add_segments(self, part: VideoPart, seconds: float) -> list[Segment]:
+    def add_segments(self, part: VideoPart, seconds: float) -> list[Shown]:
         """Decode a clip that is looked at in parts of so many seconds (0: by its length). Raises `ClientError`."""
         family = self._clip_family()
         data, clip = self._open(part)
         timeline = clip.timeline
         bounds = list(_bounds(timeline.duration_s, seconds))
         most = min(part.max_frames or family.max_frames, max(self.config.limits.max_video_frames // len(bounds), 1))
-        wanted: list[list[int]] = []
+        segments: list[Segment] = []
         for start_s, end_s in bounds:
             piece, first = timeline.between(start_s, end_s)
             fps = part.fps or max(family.fps, float(_LEAST_FRAMES / (end_s - start_s)) if end_s > start_s else 0.0)
-            wanted.append([first + number for number in family.sample(piece, fps, most)])
-            self._check_num_frames(
-                len(wanted[-1]),
-            )
-        self._check_num_frames(
-            len({number for numbers in wanted for number in numbers}),
-        )
-        frames = self._add_frames(clip, sorted({number for numbers in wanted for number in numbers}), data)
-        given = list(frames)
-        segments = []
-        for (start_s, end_s), numbers in zip(bounds, wanted, strict=True):
-            mine = sorted({_nearest(given, number) for number in numbers})
-            times_s = [max(timeline.time_s(number) - start_s, Fraction(0)) for number in mine]
-            placeholder = family.placeholder(frames[mine[0]].layout, times_s, end_s - start_s)
-            segments.append(Segment(start_s, end_s, placeholder, [frames[number] for number in mine]))
-        return segments
+            wanted = [first + number for number in family.sample(piece, fps, most)]
+            self._check_num_frames(len(wanted))
+            segments.append(Segment(start_s, end_s, wanted))
+        self._check_num_frames(len({number for segment in segments for number in segment.wanted}))
+        return self._show(clip, segments, data)
 
     def _open(self, part: VideoPart) -> tuple[bytes, Clip]:
         started = time.monotonic()
@@ -159,29 +167,65 @@ class Media:
         self.decode_s += time.monotonic() - started
         return data, clip
 
-    def _add_frames(self, clip: Clip, wanted: Sequence[int], data: bytes) -> dict[int, Item]:
-        """Decode frames and lay them out, in order; not all that are wanted may come out of a damaged clip."""
+    def _show(self, clip: Clip, segments: Sequence[Segment], data: bytes) -> list[Shown]:
+        """Decode the frames of each segment and lay them out, in order.
+
+        Not all that are wanted may come out of a damaged clip: the nearest stand for them.
+        """
         family = self._clip_family()
         sha256 = hashlib.sha256(data)
-        frames: dict[int, Item] = {}
+        frames: dict[tuple[int, PictureLayout], npt.NDArray[np.uint8]] = {}
+        given: list[int] = []
         size = (0, 0)
-        for number, image in self._timed(clip.frames(wanted)):
-            size = size if frames else image.size
-            layout = family.layout(*image.size)
-            room, offset = self._room_for(layout)
-            self.family.fill(image, layout, room)
-            digest = self._digest(layout, sha256.digest() + number.to_bytes(8, "little"))
-            frames[number] = Item(layout, digest, _pixels(layout, room, offset))
+        layouts: list[PictureLayout] = []
+        for number, image in self._timed(
+            clip.frames(sorted({number for segment in segments for number in segment.wanted}))
+        ):
+            if not given:
+                size = image.size
+                layouts = [family.layout(*size, len(segment.wanted)) for segment in segments]
+            given.append(number)
+            for layout in dict.fromkeys(layouts):
+                frames[number, layout] = np.empty((1, *layout.shape[1:]), np.uint8)
+                self.family.fill(image, layout, frames[number, layout])
+        chosen = [sorted({_nearest(given, number) for number in segment.wanted}) for segment in segments]
+        last_use = {
+            (number, layout): index
+            for index, (layout, numbers) in enumerate(zip(layouts, chosen, strict=True))
+            for number in numbers
+        }
+        shown: list[Shown] = []
+        made: dict[tuple[object, ...], Item] = {}  # segments share what lies on their border
+        for place, (segment, layout, numbers) in enumerate(zip(segments, layouts, chosen, strict=True)):
+            times_s = [max(clip.timeline.time_s(number) - segment.start_s, Fraction(0)) for number in numbers]
+            duration_s = segment.end_s - segment.start_s
+            times = family.item_times(times_s, duration_s)
+            items: list[Item] = []
+            for index, item_time in enumerate(times):
+                mine = numbers[index * layout.frames : (index + 1) * layout.frames]
+                mine += mine[-1:] * (layout.frames - len(mine))
+                key = (*mine, layout, item_time, index)
+                if key not in made:
+                    source = b"".join(number.to_bytes(8, "little") for number in (*mine, item_time))
+                    digest = self._digest(layout, sha256.digest() + source)
+                    room, offset = self._room_for(layout)
+                    np.concatenate([frames[number, layout] for number in mine], out=room)
+                    made[key] = Item(layout, digest, _pixels(layout, room, offset), index, item_time)
+                items.append(made[key])
+                for number in set(mine):
+                    if last_use[number, layout] == place:  # a long clip's frames take as much memory as its items
+                        del frames[number, layout]
+            shown.append(Shown(segment.start_s, segment.end_s, family.placeholder(layout, times_s, duration_s), items))
         self.clips.append(
             ClipInfo(
                 *size,
                 duration_s=float(clip.timeline.duration_s),
-                frame_times_s=[float(clip.timeline.time_s(number)) for number in frames],
+                frame_times_s=[float(clip.timeline.time_s(number)) for number in given],
                 sha256=sha256.hexdigest(),
-                num_tokens=sum(item.layout.num_tokens for item in frames.values()),
+                num_tokens=sum(item.layout.num_tokens for item in made.values()),
             )
         )
-        return frames
+        return shown
 
     def _timed(self, frames: Iterable[T]) -> Iterator[T]:
         """Counts the time between the frames that are asked for as time in decoders."""
@@ -195,7 +239,7 @@ class Media:
     def _clip_family(self) -> ClipFamily:
         if self.family.clips is None:
             raise ClientError(
-                f"this model ({self.family.name}) looks at pictures and not at clips; send single frames as pictures",
+                f"this model ({self.family.name}) shown at pictures and not at clips; send single frames as pictures",
                 code="video_not_supported",
             )
         return self.family.clips

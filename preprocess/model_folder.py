@@ -39,6 +39,11 @@ class ModelFolder:
         """The family's name, such as ``"smolvlm"``."""
         return str(self.config.get("model_type", ""))
 
+    @property
+    def brings_code(self) -> bool:
+        """Whether the folder names Python code of its own to load it with. It is never run."""
+        return any("auto_map" in source for source in (self.config, self.tokenizer_config, self.processor_config))
+
     @cached_property
     def generation_config(self) -> JsonObject:
         """`generation_config.json`, or nothing."""
@@ -117,14 +122,19 @@ class ModelFolder:
 
     @cached_property
     def eos_ids(self) -> list[int]:
-        """Every id that ends an answer, by `generation_config.json` and `config.json`; not the tokenizer's own."""
-        ids: list[int] = []
+        """Every id that ends an answer; not the tokenizer's own.
+
+        As in `generate` of transformers, `config.json` counts only where `generation_config.json` names none: classes
+        of configurations have defaults, such as 2, which in other vocabularies is an ordinary word.
+        """
         for source in (self.generation_config, self.config, self.text_config):
             value = source.get("eos_token_id")
-            for token_id in value if isinstance(value, list) else [value]:
-                if isinstance(token_id, int) and token_id not in ids:
-                    ids.append(token_id)
-        return ids
+            ids = [
+                token_id for token_id in (value if isinstance(value, list) else [value]) if isinstance(token_id, int)
+            ]
+            if ids:
+                return list(dict.fromkeys(ids))
+        return []
 
     def _read(self, name: str, *, optional: bool = False) -> JsonObject:
         path = self.path / name

@@ -117,9 +117,10 @@ class Defaults:
             value = given.get(name)
             return value if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
 
-        samples = given.get("do_sample") is True
+        temperature = float(number("temperature", 1.0))  # 1e-6 in some folders, which write greedy so
+        samples = given.get("do_sample") is True and temperature >= _NEARLY_GREEDY
         return cls(
-            temperature=float(number("temperature", 1.0)) if samples else GREEDY_TEMPERATURE,
+            temperature=temperature if samples else GREEDY_TEMPERATURE,
             top_k=int(number("top_k", 0)) if samples else 0,
             top_p=float(number("top_p", 1.0)) if samples else 1.0,
             min_p=float(number("min_p", 0.0)) if samples else 0.0,

@@ -5,6 +5,7 @@ A preprocess worker calls `Preparer.prepare` for each job; offline use calls the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -22,7 +24,7 @@ from preprocess.change import change, thumbnail
 from preprocess.config import PreprocessConfig
 from preprocess.decisions import MAX_BRANCHES, branches_of
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.families import Family, load_family
+from preprocess.families import Family, load_family, mrope
 from preprocess.grammar import CompiledGrammar, GrammarCompiler
 from preprocess.image import encoded_bytes
 from preprocess.media import Item, Media, aligned
@@ -77,13 +79,13 @@ class ModelProfile:
 
 def max_pixel_bytes_per_image(config: PreprocessConfig) -> int:
     """Bound of one picture's pixels, aligned as the arena wants them: what to lease for each picture of a job."""
-    return aligned(load_family(ModelFolder(config.model)).max_pixel_bytes)
+    return aligned(load_family(ModelFolder(config.model), config.max_picture_tokens).max_pixel_bytes)
 
 
 def pixel_bytes_per_clip(config: PreprocessConfig) -> int:
     """Pixels of a clip with the family's own number of frames: what to lease for each clip of a job."""
-    clips = load_family(ModelFolder(config.model)).clips
-    return clips.max_frames * aligned(clips.frame_bytes) if clips is not None else 0
+    clips = load_family(ModelFolder(config.model), config.max_picture_tokens).clips
+    return clips.lease_bytes + ceil(clips.max_frames / clips.frames_per_item) * aligned(1) if clips is not None else 0
 
 
 class Preparer:
@@ -93,18 +95,24 @@ class Preparer:
         folder = ModelFolder(config.model)
         self._config = config
         self._arena = arena
-        self._family: Family = load_family(folder)
+        self._family: Family = load_family(folder, config.max_picture_tokens)
         self._prompts = PromptEncoder(folder, self._family)
         after_text = self._prompts.answers_follow_text
         self._no_grammar = CompiledGrammar("", leading_space=after_text)
         self._grammars = GrammarCompiler(after_text=after_text)
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
+        self._own_context = self.profile.max_context
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
 
     def lease_bytes(self, num_images: int) -> int:
         """Bound of the pixel bytes of a job with so many pictures."""
         return num_images * aligned(self._family.max_pixel_bytes)
+
+    def limit_context(self, max_context: int) -> None:
+        """Prompt and answer of every job take at most so many tokens; 0 leaves it as it is."""
+        if max_context and max_context != self.profile.max_context:
+            self.profile = dataclasses.replace(self.profile, max_context=min(max_context, self._own_context))
 
     def prepare(self, job: Job) -> Prepared | Refused:
         """Prepare a job. What cannot be served comes back as `Refused`; nothing is raised."""
@@ -121,6 +129,7 @@ class Preparer:
     def _prepare(self, job: Job) -> Prepared:
         started = time.monotonic()
         check_options(job.options)
+        self.limit_context(job.max_context)
         self._check_amount(job)
         wanted = job.options.grammar
         grammar = self._no_grammar if wanted is None else self._grammars.compile(wanted)
@@ -168,6 +177,7 @@ class Preparer:
     def _request(self, job: Job, prompt: PromptIds, items: Sequence[Item], grammar: CompiledGrammar) -> EngineRequest:
         """One sequence."""
         sampling = resolve(job.options, self._defaults, len(prompt.ids), self.profile.max_context)
+        placed = mrope.positions(items, prompt.spans) if self._family.has_three_axes and items else None
         return EngineRequest(
             request_id=job.request_id,
             prompt_ids=np.asarray(prompt.ids, dtype="<i8").tobytes(),
@@ -183,6 +193,7 @@ class Preparer:
             arrival_s=job.arrival_s,
             session_id=job.session_id,
             priority=job.priority,
+            positions=placed.astype("<i4").tobytes() if placed is not None else b"",
         )
 
     def _branches(self, job: Job, encode: Callable[[list[Message]], PromptIds]) -> tuple[PromptIds, list[Branch]]:
@@ -298,5 +309,5 @@ def _profile(folder: ModelFolder, config: PreprocessConfig, family: Family, prom
 
 def _identity(folder: ModelFolder, config: PreprocessConfig) -> bytes:
     """What, besides a picture's own bytes and layout, decides its vision tokens."""
-    settings = [folder.config, folder.image_processor_config, config.exact_decode]
+    settings = [folder.config, folder.image_processor_config, folder.video_processor_config, config.exact_decode]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()

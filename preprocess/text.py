@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -49,7 +49,10 @@ class PromptEncoder:
         if self._image_id not in added:
             raise bad_folder(folder.path, f"the tokenizer has no added token {self._image_id} (image_token_id)")
         self._image = added[self._image_id].content
-        guarded = {self._image, *family.protected_tokens()}
+        self._vision_ids = {self._image_id}
+        if family.clips is not None and family.clips.token_id in added:
+            self._vision_ids.add(family.clips.token_id)
+        guarded = {*(added[token_id].content for token_id in self._vision_ids), *family.protected_tokens()}
         self._special = {
             token.content: (token_id, token)
             for token_id, token in added.items()
@@ -109,7 +112,7 @@ class PromptEncoder:
         ids = list(self._encode_prompt(prompt, {ord(private): edge for edge, private in stand_ins.items()}))
         if self._bos is None or not prompt.startswith(self._bos):
             ids = [*self._prefix, *ids, *self._suffix]
-        return PromptIds(ids, _spans(ids, self._image_id, num_tokens))
+        return PromptIds(ids, _spans(ids, self._vision_ids, num_tokens))
 
     @property
     def answers_follow_text(self) -> bool:
@@ -344,9 +347,9 @@ def _valid_unicode(text: str) -> str:
     return text
 
 
-def _spans(ids: Sequence[int], image_id: int, num_tokens: Sequence[int]) -> list[list[Span]]:
-    """Runs of placeholder ids, dealt to the pictures in order."""
-    runs = iter(_runs(ids, image_id))
+def _spans(ids: Sequence[int], vision_ids: Set[int], num_tokens: Sequence[int]) -> list[list[Span]]:
+    """Runs of placeholder ids, dealt to the pictures and frames in order."""
+    runs = iter(_runs(ids, vision_ids))
     spans: list[list[Span]] = []
     start = length = 0
     for wanted in num_tokens:
@@ -365,10 +368,10 @@ def _spans(ids: Sequence[int], image_id: int, num_tokens: Sequence[int]) -> list
     return spans
 
 
-def _runs(ids: Sequence[int], image_id: int) -> Iterator[Span]:
+def _runs(ids: Sequence[int], vision_ids: Set[int]) -> Iterator[Span]:
     start: int | None = None
     for position, token_id in enumerate(ids):
-        if token_id == image_id:
+        if token_id in vision_ids:
             start = position if start is None else start
         elif start is not None:
             yield start, position - start

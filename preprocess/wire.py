@@ -152,6 +152,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     priority: int = 0
     segmenting: Segmenting | None = None
     generation: int = 0
+    max_context: int = 0
+    """Longest prompt + answer that the engine takes, in tokens; 0: the worker's own bound."""
     questions: list[Question] = []
     """When there are any, each is added to the last message, and nothing is written: its options are weighed."""
 
@@ -201,7 +203,10 @@ class ClipInfo(msgspec.Struct, frozen=True):
 
 
 class Pixels(msgspec.Struct, frozen=True):
-    """uint8 pixels of one picture, C order, `shape` = (tiles, height, width, 3): in the arena at `offset` or inline."""
+    """uint8 pixels of one item, C order: in the arena at `offset` or inline.
+
+    `shape` = (tiles or frames, height, width, 3).
+    """
 
     shape: tuple[int, int, int, int]
     offset: int = 0
@@ -209,7 +214,7 @@ class Pixels(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One picture of a prompt, or one frame of a clip.
+    """What the encoder attends over at once: a picture, or of a clip one frame or a few that it sees together.
 
     `digest` (32 bytes) names the encoded bytes and every option that changes its tokens. `spans` are the
     (start, length) runs of placeholder ids in the prompt that its vision tokens replace, in order.
@@ -221,7 +226,7 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Vision tokens of this picture."""
+        """Vision tokens of this item."""
         return sum(length for _, length in self.spans)
 
 
@@ -265,7 +270,13 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, tag="request"):
-    """One sequence for the engine. `prompt_ids`: int64 little-endian token ids, placeholders not yet replaced."""
+    """One sequence for the engine. `prompt_ids`: int64 little-endian token ids, placeholders not yet replaced.
+
+    `positions`: of models whose positions have three axes (M-RoPE), int32 little-endian (3, n): time, row and column of
+    the first n tokens of the prompt, at least to the end of its last item. What follows goes on from the largest + 1 on
+    all axes. Empty: 0, 1, 2, … The keys and values of a prefix are shared by ids, so whatever decides positions must
+    be in the ids or in the items' digests.
+    """
 
     request_id: str
     prompt_ids: bytes
@@ -275,6 +286,7 @@ class EngineRequest(msgspec.Struct, frozen=True, tag="request"):
     arrival_s: float
     session_id: str = ""
     priority: int = 0
+    positions: bytes = b""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -389,9 +401,13 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
-    """All requests from before `Reset(epoch)` are gone. The engine says so on both of its sockets."""
+    """All requests from before `Reset(epoch)` are gone. The engine says so on both of its sockets.
+
+    `max_context`: longest prompt + answer that it takes, in tokens.
+    """
 
     epoch: str
+    max_context: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):

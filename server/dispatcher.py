@@ -169,6 +169,7 @@ class Dispatcher:
         self.stats: EngineStats | None = None
         self.draining = False
         self.leases = LeaseTable(arena_size)
+        self._most_for_one = arena_size // max(num_workers, 1)  # bounds are far above what most pictures take
         roles: list[tuple[Role, int]] = [("engine", 0), ("detokenizer", 0)]
         roles += [("preprocess", index) for index in range(num_workers)]
         self._children = {place: _Child(ChildState(*place, up=False, reason="starting")) for place in roles}
@@ -186,6 +187,7 @@ class Dispatcher:
         self._serial = 0
         self._reset_sent = False
         self._engine_reset = False
+        self._max_context = 0  # until the engine has told it
         self._detokenizer_reset = False
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ServerInput] = msgspec.msgpack.Decoder(ServerInput)
@@ -388,10 +390,9 @@ class Dispatcher:
         parts = [part for message in call.job.messages for part in message.content]
         num_images = sum(isinstance(part, ImagePart) for part in parts)
         num_clips = sum(isinstance(part, VideoPart) for part in parts)
-        call.lease = self.leases.lease(
-            num_images * self._pixel_bytes_per_image + num_clips * self._pixel_bytes_per_clip
-        )
-        return msgspec.structs.replace(call.job, lease=call.lease)
+        wanted = num_images * self._pixel_bytes_per_image + num_clips * self._pixel_bytes_per_clip
+        call.lease = self.leases.lease(min(wanted, self._most_for_one))  # what does not fit goes inline
+        return msgspec.structs.replace(call.job, lease=call.lease, max_context=self._max_context)
 
     def _leave_queue(self, call: _Call) -> None:
         self._waiting.remove(call)
@@ -586,6 +587,7 @@ class Dispatcher:
     def _on_engine_reset(self, done: ResetDone) -> None:
         if done.epoch == self.epoch:
             self._engine_reset = True
+            self._max_context = done.max_context
             for lease in self._leases_until_reset:
                 self.leases.release(lease)
             self._leases_until_reset.clear()

@@ -27,6 +27,7 @@ from preprocess.wire import Drain
 from server.child_process import ChildProcess, Surroundings, describe_exit
 from server.settings import Settings, SettingsError
 from server.socket_folder import socket_folder
+from server.start_table import Start
 
 RESTART_PAUSE_S: Final = 0.1
 """Between a death and the next start; doubles with every death in a row before it was ready."""
@@ -44,8 +45,11 @@ def launch(settings: Settings) -> int:
     """Serve until a signal or a fault that cannot be mended; the exit code of the command.
 
     Raises:
-        SettingsError: The address cannot be listened on, or this machine lacks what the options ask for.
+        SettingsError: The model folder cannot be used, the address cannot be listened on, or this machine lacks what
+            the options ask for.
     """
+    start = Start.of(settings)
+    settings = start.settings
     _open_standard_streams()
     _allow_many_files()
     with contextlib.ExitStack() as resources:
@@ -57,14 +61,13 @@ def launch(settings: Settings) -> int:
         except OSError as error:
             raise SettingsError(f"cannot start: {error.strerror or error}") from None
         surroundings = Surroundings(folder, arena.fd, arena.size)
-        return _Launcher(settings, listener, surroundings, signals).run()
+        return _Launcher(start, listener, surroundings, signals).run()
 
 
 class _Launcher:
-    def __init__(
-        self, settings: Settings, listener: socket.socket, surroundings: Surroundings, signals: _Signals
-    ) -> None:
-        self._settings = settings
+    def __init__(self, start: Start, listener: socket.socket, surroundings: Surroundings, signals: _Signals) -> None:
+        self._start_table = start
+        self._settings = settings = start.settings
         self._listener = listener
         self._signals = signals
         self._started_s = time.monotonic()
@@ -245,9 +248,8 @@ class _Launcher:
     def _announce(self) -> None:
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        facts = self._engine.facts
-        _say(f"model    {self._settings.model_name} ({self._settings.model})")
-        _say(f"limits   context {facts['context']} tokens, KV cache {facts['kv_tokens']} tokens")
+        for line in self._start_table.lines(self._engine.facts):
+            _say(line)
         _say(f"ready    http://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 BUNDLED_MODEL_NAME: Final = "beholder"
+_PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf")
+"""Endings of weights in other formats; those that are pickled run code when they are loaded."""
 
 
 class ModelSourceError(Exception):
@@ -44,6 +46,7 @@ def model_folder(model: str) -> Path:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelSourceError(f"the folder {folder} holds no config.json, so it is no model folder")
+        _refuse_other_weights(folder)
         return folder.resolve()
     if not model:
         raise ModelSourceError(f"the bundled model is missing: expected it in {folder}; name another one")
@@ -53,6 +56,16 @@ def model_folder(model: str) -> Path:
     if len(parts) != 2 or not all(parts) or parts[0] in {".", "..", "~"} or model.startswith(("/", "\\")):
         raise ModelSourceError(f"there is no folder {model!r}; expected a folder or a hub name such as owner/name")
     return _download(model)
+
+
+def _refuse_other_weights(folder: Path) -> None:
+    """Raises `ModelSourceError` for a folder whose weights are all in formats that are not read."""
+    names = sorted(file.name for file in folder.iterdir() if file.suffix in {*_PICKLED, ".safetensors"})
+    if names and not any(name.endswith(".safetensors") for name in names):
+        raise ModelSourceError(
+            f"the weights in {folder} are no safetensors ({names[0]}{' and others' if len(names) > 1 else ''}); other "
+            "formats are never read, since pickles run code: save the model again with save_pretrained of transformers"
+        )
 
 
 def _download(name: str) -> Path:
@@ -79,7 +92,10 @@ def _download(name: str) -> Path:
     except Exception as error:  # The hub client raises errors of its HTTP library too: one line, never a traceback.
         problem = f"{name!r} could not be downloaded from the hub ({type(error).__name__})"
     else:
-        if (folder / "config.json").is_file():
+        if not (folder / "config.json").is_file():
+            problem = f"{name!r} on the hub holds no config.json, so it is no model folder"
+        elif not any(folder.glob("*.safetensors")):
+            problem = f"{name!r} on the hub has no weights as safetensors; other formats are never read"
+        else:
             return folder
-        problem = f"{name!r} on the hub holds no config.json, so it is no model folder"
     raise ModelSourceError(problem)

@@ -170,6 +170,7 @@ class Beholder:
         load_presets(self.settings.presets)  # a broken file is refused now
 
         from engine.core import Engine  # imports torch
+        from engine.limits import with_vision_cache
         from engine.load import load_runner
         from preprocess.detokenise import Detokenizer
         from preprocess.prepare import Preparer
@@ -178,7 +179,9 @@ class Beholder:
             self.settings.engine_config(), max_waiting=_NO_LIMIT, max_waiting_tokens=_NO_LIMIT
         )
         self._preparer = Preparer(self.settings.preprocess_config(), None)
-        self._engine = Engine(config, load_runner(config))
+        runner = load_runner(config)
+        self._engine = Engine(with_vision_cache(config, runner), runner)
+        self._preparer.limit_context(self._engine.max_context)
         self._detokenizer = Detokenizer(config.model)
         self._running: dict[str, _Running] = {}
         self._serial = itertools.count()

@@ -30,6 +30,12 @@ MIN_CONTEXT: Final = 16
 """A chat template alone takes that many tokens."""
 
 
+CPU_PICTURE_TOKENS: Final = 1280
+"""What an encoder attends over at once grows with the square of a picture's tokens: the 16,384 that published folders
+allow take a GPU under a second, and a CPU longer than a process may be silent. 1,280 is about a megapixel, and the
+default of transformers' own Qwen2-VL processor."""
+
+
 class SettingsError(Exception):
     """An option is unknown or has a value that cannot be. The message says what came and what is expected."""
 
@@ -96,8 +102,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # -- media
     workers: Annotated[int, Option("Preprocess processes (decode, resize, tokenise).", low=1, high=256)] = 2
     arena_mb: Annotated[
-        int, Option("Shared memory for pixels on their way to the engine.", unit="MiB", low=1, high=65_536)
-    ] = 64
+        int,
+        Option(
+            "Shared memory for pixels on their way to the engine; 0: by the model's largest picture.",
+            unit="MiB",
+            low=0,
+            high=65_536,
+        ),
+    ] = 0
     max_image_mb: Annotated[float, Option("Largest encoded picture.", unit="MiB", low=0.001, high=2048)] = 32
     max_image_pixels: Annotated[
         int, Option("Most pixels (width x height) of one picture.", low=1, high=PILLOW_MAX_PIXELS)
@@ -112,6 +124,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 36_000_000
     max_video_s: Annotated[float, Option("Longest clip.", unit="s", low=0.1, high=1_000_000)] = 14_400
     max_video_frames: Annotated[int, Option("Most frames of clips looked at in one request.", low=1, high=4096)] = 256
+    max_picture_tokens: Annotated[
+        int,
+        Option(
+            "Larger pictures and frames are made smaller, where a model keeps their size; 0: 1280 on a CPU, else the "
+            "model's.",
+            unit="vision tokens",
+            low=0,
+            high=1_048_576,
+        ),
+    ] = 0
     image_store_mb: Annotated[
         float, Option("Memory for pictures uploaded to /v1/images; 0: none.", unit="MiB", low=0, high=65_536)
     ] = 256
@@ -139,7 +161,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     max_running: Annotated[int, Option("Most sequences that decode at once.", low=1, high=4096)] = 64
     max_context: Annotated[
-        int, Option("Longest prompt + answer; 0: the model's.", unit="tokens", low=0, high=16_777_216)
+        int,
+        Option(
+            "Longest prompt + answer; 0: the model's, or what the KV cache holds if that is less.",
+            unit="tokens",
+            low=0,
+            high=16_777_216,
+        ),
     ] = 0
     max_batched_tokens: Annotated[
         int, Option("Token budget of one step: decode first, then prefill.", unit="tokens", low=1, high=1_048_576)
@@ -155,8 +183,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option("Most prompt tokens that wait for the engine; more gets 429.", unit="tokens", low=1, high=1_073_741_824),
     ] = 262_144
     vision_cache_mb: Annotated[
-        float, Option("Memory for finished picture embeddings.", unit="MiB", low=1, high=1_048_576)
-    ] = 64
+        float,
+        Option(
+            "Memory for finished picture embeddings; 0: by the model's largest picture.",
+            unit="MiB",
+            low=0,
+            high=1_048_576,
+        ),
+    ] = 0
     prefix_cache: Annotated[
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
@@ -314,8 +348,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the shared-memory arena in bytes."""
+        """Size of the shared-memory arena in bytes. Call `server.start_table.Start.of` first, which replaces 0."""
         return self.arena_mb * MEBIBYTE
+
+    @property
+    def most_picture_tokens(self) -> int:
+        """`max_picture_tokens` with 0 replaced where the device does."""
+        return self.max_picture_tokens or (CPU_PICTURE_TOKENS if self.device == "cpu" else 0)
 
     @property
     def model_name(self) -> str:
@@ -341,6 +380,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
             vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
+            max_picture_tokens=self.most_picture_tokens,
             prefix_cache=self.prefix_cache,
             speculation=self.speculation,
         )
@@ -363,6 +403,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             max_context=self.max_context,
             exact_decode=self.exact_decode,
+            max_picture_tokens=self.most_picture_tokens,
         )
 
     def resolve_model(self) -> Settings:
@@ -430,6 +471,7 @@ OFFLINE_OPTIONS: Final = (
     "max_image_pixels",
     "max_image_side",
     "max_images",
+    "max_picture_tokens",
     "max_video_mb",
     "max_video_pixels",
     "max_video_s",

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,14 +28,17 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-for _name in ("tiny_models", "packed_models", "serving", "streaming", "soak", "clips"):
+_TINY: Final = ("tiny_tokenizer", "tiny_weights", "tiny_smolvlm", "tiny_qwen2_vl", "tiny_qwen3_vl", "tiny_models")
+"""Each after what it imports."""
+
+for _name in (*_TINY, "packed_models", "serving", "streaming", "soak", "clips"):
     _load(_name)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SmolVLM folder with tied tiny random weights, made once a session."""
-    import tiny_models
+    import tiny_smolvlm
 
-    folder: Path = tiny_models.tiny_smolvlm(tmp_path_factory.mktemp("tiny_model"))
+    folder: Path = tiny_smolvlm.tiny_smolvlm(tmp_path_factory.mktemp("tiny_model"))
     return folder

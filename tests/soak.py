@@ -196,9 +196,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(given.model) if given.model else Path(folder) / "tiny"
         if not given.model:
-            import tiny_models
+            import tiny_smolvlm
 
-            tiny_models.tiny_smolvlm(model)
+            tiny_smolvlm.tiny_smolvlm(model)
         with Served(model, **OPTIONS) as served:
             try:
                 report = asyncio.run(soak(served, sessions=given.sessions, fps=given.fps, seconds=given.seconds))

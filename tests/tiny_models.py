@@ -1,200 +1,28 @@
-"""Makes whole Hugging Face model folders with tiny random weights, as transformers itself would save them.
+"""The tiny models of every family: whole Hugging Face folders with random weights that `save_pretrained` wrote.
 
-Tests in all folders use them through the `tiny_model` fixture or call `tiny_smolvlm` for a variant. transformers is
-imported inside the functions only, so that tests which never make a folder do not pay for it.
+A family joins by its maker (a file `tiny_….py` of its own, named in conftest too) and a line in `FAMILIES`. The parity
+and matrix tests then run on it by themselves. transformers is imported inside the makers only, so that tests which
+never make a folder do not pay for it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-IMAGE_SIZE: Final = 32
-"""Side of one tile in pixels: 4 × 4 patches, 2 × 2 vision tokens."""
+from tiny_qwen2_vl import tiny_qwen2_vl
+from tiny_qwen3_vl import tiny_qwen3_vl
+from tiny_smolvlm import tiny_smolvlm
 
-TOKENS_PER_TILE: Final = 4
-
-SPECIAL_TOKENS: Final = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<image>",
-    "<fake_token_around_image>",
-    "<global-img>",
-    "<end_of_utterance>",
-    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
-]
-
-CHAT_TEMPLATE: Final = (
-    "<|im_start|>"
-    "{% for message in messages %}"
-    "{{ message['role'] | capitalize }}"
-    "{{ ':' if message['content'][0]['type'] == 'image' else ': ' }}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}"
-    "<end_of_utterance>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-
-_SENTENCES: Final = [
-    "User: What is in this picture? Assistant: The picture shows a red circle on a white background.",
-    "User: Describe the image in one sentence. Assistant: A small black cat sits beside a green chair.",
-    "User: How many squares are there? Assistant: There are three blue squares and two yellow triangles.",
-    "User: What is written on the second sign? Assistant: The second sign says open from nine to five.",
-    "User: Read the text. Assistant: Total 1234.50, date 2024-05-06, thank you for your visit.",
-    "Système: où est la photo ? Là-bas, près du café. Größe und Länge: naïve façade, 写真 と 絵, фото 📷.",
-    "The quick brown fox jumps over the lazy dog while the other animals describe what they have seen today.",
-]
-
-
-def tiny_tokenizer() -> Any:
-    """A byte-level BPE `tokenizers.Tokenizer` of about 500 ids: special tokens first, single digits."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_SENTENCES, trainer)
-    return tokenizer
-
-
-def tiny_smolvlm(
-    folder: Path,
-    *,
-    seed: int = 0,
-    model_type: str = "smolvlm",
-    tied: bool = True,
-    max_shard_size: str = "1GB",
-    image_splitting: bool = False,
-    text: Mapping[str, Any] | None = None,
-    vision: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes a SmolVLM (or Idefics3) folder into `folder` and returns it.
-
-    Args:
-        folder: Where to write; made if missing.
-        seed: Seed of the random float32 weights. They are large enough that answers depend on pictures and vary.
-        model_type: ``"smolvlm"`` or ``"idefics3"``.
-        tied: Whether output and input embeddings are one tensor.
-        max_shard_size: As in `save_pretrained`; ``"100KB"`` gives a sharded checkpoint.
-        image_splitting: The folder's default for cutting large pictures into tiles.
-        text: Fields of `text_config` to replace.
-        vision: Fields of `vision_config` to replace.
-    """
-    import torch
-    import transformers
-    from transformers import GenerationConfig, PreTrainedTokenizerFast
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_tokenizer()
-    end_of_utterance = tokenizer.token_to_id("<end_of_utterance>")
-    prefix = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[model_type]
-
-    config = getattr(transformers, f"{prefix}Config")(
-        scale_factor=2,
-        image_token_id=3,
-        pad_token_id=0,
-        tie_word_embeddings=tied,
-        vision_config={
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": IMAGE_SIZE,
-            "patch_size": 8,
-            "hidden_act": "gelu_pytorch_tanh",
-            **(vision or {}),
-        },
-        text_config={
-            "model_type": "llama",
-            "hidden_size": 48,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "vocab_size": tokenizer.get_vocab_size(),
-            "max_position_embeddings": 1024,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "tie_word_embeddings": tied,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-            **(text or {}),
-        },
-    )
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).to(torch.float32).eval()
-    _randomise(model, seed)
-    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=[end_of_utterance, 2], pad_token_id=0)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<|im_start|>",
-        eos_token="<end_of_utterance>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=["<fake_token_around_image>", "<image>", "<end_of_utterance>"],
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-    ).save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    _write_json(folder / "preprocessor_config.json", _preprocessor_config(prefix, image_splitting))
-    _write_json(
-        folder / "processor_config.json", {"image_seq_len": TOKENS_PER_TILE, "processor_class": f"{prefix}Processor"}
-    )
-    return folder
-
-
-def _randomise(model: Any, seed: int) -> None:
-    """Weights by which attention looks around; the default ones (0.02) give nearly the same logits for everything."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(parameter: torch.Tensor) -> torch.Tensor:
-        return torch.randn(parameter.shape, generator=generator)
-
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:  # norms and biases
-                parameter.copy_(noise(parameter) * 0.1 + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
-            elif "embed_tokens" in name or "position_embedding" in name or "lm_head" in name:
-                parameter.copy_(noise(parameter) * 0.5)
-            else:
-                parameter.copy_(noise(parameter) * 1.5 / parameter[0].numel() ** 0.5)
-
-
-def _preprocessor_config(prefix: str, image_splitting: bool) -> dict[str, Any]:
-    return {
-        "image_processor_type": f"{prefix}ImageProcessor",
-        "processor_class": f"{prefix}Processor",
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": {"longest_edge": 4 * IMAGE_SIZE},
-        "resample": 1,
-        "do_image_splitting": image_splitting,
-        "max_image_size": {"longest_edge": IMAGE_SIZE},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "do_pad": True,
-    }
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+FAMILIES: Final[dict[str, Callable[[Path], Path]]] = {
+    "smolvlm": tiny_smolvlm,
+    "smolvlm2": partial(tiny_smolvlm, seed=2, video_sampling={"fps": 2, "max_frames": 6}),
+    "idefics3": partial(tiny_smolvlm, seed=1, model_type="idefics3"),
+    "qwen2_vl": tiny_qwen2_vl,
+    "qwen2_5_vl": partial(tiny_qwen2_vl, seed=1, model_type="qwen2_5_vl", tied=False, max_shard_size="100KB"),
+    "qwen3_vl": tiny_qwen3_vl,
+    "qwen3_vl_moe": partial(tiny_qwen3_vl, seed=1, experts=True, tied=False, max_shard_size="100KB"),
+}
+"""Name → maker: writes the folder into an empty one and returns it."""

@@ -47,6 +47,12 @@ class Checkpoint:
         """Whether the checkpoint holds a tensor of that name, or `name` packed."""
         return name in self._file_of or f"{name}_packed" in self._file_of
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, where more than one could be meant."""
+        if name not in self._file_of:
+            raise ModelError(f"{self.folder}: tensor {name} is missing")
+        return tuple(self._file(name).get_slice(name).get_shape())
+
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A floating tensor that is never packed, such as a norm, a bias or a convolution."""
         if name not in self._file_of:
@@ -96,13 +102,18 @@ class Checkpoint:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
             raise ModelError(f"{self.folder}: tensors that the model does not have: {', '.join(left[:8])}{more}")
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _file(self, name: str) -> Any:
+        """The open file that holds a tensor."""
         file = self._file_of[name]
         if file not in self._open:
             self._open[file] = _open(self.folder / file)
+        return self._open[file]
+
+    def _read(self, name: str) -> torch.Tensor:
         self._taken.add(name)
+        file = self._file_of[name]
         try:
-            tensor: torch.Tensor = self._open[file].get_tensor(name)
+            tensor: torch.Tensor = self._file(name).get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"{self.folder / file}: tensor {name} cannot be read: {error}") from None
         return tensor

@@ -34,6 +34,40 @@ class RMSNorm:
         return (wide * scale).mul_(self._wide_weight).to(x.dtype)
 
 
+class QKNorm:
+    """RMS normalisation of each query and key head by itself (QK-norm, arXiv:2302.05442): all heads in one go.
+
+    Attributes:
+        weight: (heads + kv_heads, head_dim): the queries' weight for each query head, then the keys'.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+        self._shape = [weight.shape[1]]
+        self._eps = torch.tensor(eps, dtype=torch.float32, device=weight.device)
+        self._wide_weight = weight.float()
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, attention: str, heads: int, kv_heads: int, head_dim: int, eps: float
+    ) -> QKNorm:
+        """The norms of an attention module."""
+        q = checkpoint.tensor(f"{attention}.q_norm.weight", (head_dim,))
+        k = checkpoint.tensor(f"{attention}.k_norm.weight", (head_dim,))
+        return cls(torch.cat((q.expand(heads, -1), k.expand(kv_heads, -1))), eps)
+
+    def normalise_(self, heads: torch.Tensor) -> None:
+        """Normalises (tokens, heads + kv_heads, head_dim) in place."""
+        wide = heads.float()
+        if heads.device.type != "cpu":
+            wide = F.rms_norm(wide, self._shape, eps=self.eps)
+        else:  # as in `RMSNorm`
+            length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            wide = wide * torch.addcmul(self._eps, length, length, value=1 / self._shape[0]).rsqrt_()
+        heads.copy_(wide.mul_(self._wide_weight))
+
+
 class LayerNorm:
     """Layer normalisation (Ba, Kiros and Hinton 2016, arXiv:1607.06450)."""
 

@@ -1,4 +1,11 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), half-split layout as in Llama checkpoints."""
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), half-split layout as in Llama checkpoints.
+
+M-RoPE (Qwen2-VL, arXiv:2409.12191) gives a token three positions, temporal, height and width, and each wave of a head
+one of them:
+
+    sectioned (2, 3, 3)     T T H H H W W W
+    interleaved (4, 2, 2)   T H W T H W T T
+"""
 
 from __future__ import annotations
 
@@ -12,7 +19,10 @@ from preprocess.blocks.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind` ``"default"``, ``"linear"`` (positions divided by `factor`) or ``"llama3"`` (long waves only, blended)."""
+    """`kind` ``"default"``, ``"linear"`` (positions divided by `factor`) or ``"llama3"`` (long waves only, blended).
+
+    `sections`: how many waves follow each of M-RoPE's three positions; None for plain positions.
+    """
 
     theta: float
     kind: str = "default"
@@ -20,21 +30,33 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 0
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
 
     @classmethod
-    def read(cls, fields: Fields, *, max_positions: int) -> RopeConfig:
+    def read(
+        cls,
+        fields: Fields,
+        *,
+        max_positions: int,
+        theta: float = 10000.0,
+        sections: tuple[int, int, int] | None = None,
+        interleaved: bool = False,
+    ) -> RopeConfig:
         """From a text configuration, in today's spelling (`rope_parameters`) or the older (`rope_scaling`).
+
+        `theta` and `sections` hold where the fields are absent. With `sections` it is M-RoPE, `interleaved` or not.
 
         Raises:
             ModelError: A kind of scaling that is not implemented.
         """
         old = fields.section("rope_scaling")
         rope = old if old.values else fields.section("rope_parameters")
+        if sections is not None:
+            return cls._read_mrope(rope, fields, theta, sections, interleaved)
         kind_field = "rope_type" if rope.has("rope_type") else "type"
         kind = rope.choice(kind_field, ("default", "linear", "llama3"), "default")
-        for section in (rope, fields):
-            section.refuse("partial_rotary_factor", unless=1.0, reason="partial rotation is not supported")
-        theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+        theta = _theta(rope, fields, theta)
         if kind == "default":
             return cls(theta)
         if kind == "linear":
@@ -47,6 +69,33 @@ class RopeConfig:
             high_freq_factor=rope.number("high_freq_factor"),
             original_positions=rope.integer("original_max_position_embeddings", max_positions),
         )
+
+    @classmethod
+    def _read_mrope(
+        cls, rope: Fields, fields: Fields, theta: float, sections: tuple[int, int, int], interleaved: bool
+    ) -> RopeConfig:
+        for name in ("rope_type", "type"):
+            rope.choice(name, ("default", "mrope"), "default")
+        layout = "the model type's layout of M-RoPE is another"
+        rope.refuse("mrope_interleaved", unless=interleaved, reason=layout)
+        given = rope.values.get("mrope_section") or list(sections)
+        if not (
+            isinstance(given, list) and len(given) == 3 and all(isinstance(size, int) and size >= 0 for size in given)
+        ):
+            raise rope.error("mrope_section", given, "three whole numbers")
+        temporal, height, width = given
+        return cls(_theta(rope, fields, theta), sections=(temporal, height, width), interleaved=interleaved)
+
+    def check(self, fields: Fields, head_dim: int) -> None:
+        """Raises `ModelError` where the sections do not fill the waves of a head."""
+        if self.sections is not None and not self.interleaved and 2 * sum(self.sections) != head_dim:
+            raise fields.error("mrope_section", list(self.sections), f"numbers that sum up to {head_dim // 2}")
+
+    def build(self, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device) -> Rope:
+        """The rotation of heads of `head_dim` at `positions` positions (M-RoPE: any)."""
+        if self.sections is None:
+            return Rope(self, head_dim, positions, dtype=dtype, device=device)
+        return MRope(self, head_dim, dtype=dtype, device=device)
 
     def inverse_frequencies(self, head_dim: int) -> torch.Tensor:
         """float32 (head_dim / 2,): radians a position, fastest first."""
@@ -68,27 +117,67 @@ class RopeConfig:
         return torch.where(waves < self.original_positions / self.high_freq_factor, frequencies, stretched)
 
 
-class Rope:
-    """Rotation of queries and keys by position, from a table made once.
+def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates (…, tokens, heads, head_dim) in place by cosines and signed sines (tokens, 1, head_dim).
 
     A head (a, b) of two halves becomes (a cos - b sin, b cos + a sin): with `roll` swapping the halves and the first
     half of the sines negated, that is `head * cos + roll(head) * sin`, three operations for all heads.
     """
+    torch.addcmul(heads * cos, heads.roll(heads.size(-1) // 2, -1), sin, out=heads)
+
+
+def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotate_` takes, each (tokens, 1, head_dim), of float32 angles (tokens, head_dim / 2)."""
+    cos, sin = angles.cos(), angles.sin()
+    whole = torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+    return whole[0].to(dtype), whole[1].to(dtype)
+
+
+class Rope:
+    """Rotation of queries and keys by position, from a table made once."""
 
     def __init__(
         self, config: RopeConfig, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), config.inverse_frequencies(head_dim))
-        cos, sin = angles.cos(), angles.sin()  # (positions, head_dim / 2)
-        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
-        self._table = table.to(device=device, dtype=dtype)  # (positions, 2, head_dim)
-        self._half = head_dim // 2
+        table = torch.cat(rotation(angles, dtype), dim=1)
+        self._table = table.to(device)  # (positions, 2, head_dim)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, each (tokens, 1, head_dim), of positions (tokens,): once a step, for all layers."""
         rows = self._table.index_select(0, positions)  # (tokens, 2, head_dim)
         return rows[:, :1], rows[:, 1:]
 
-    def rotate_(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotates (tokens, heads, head_dim) in place."""
-        torch.addcmul(heads * cos, heads.roll(self._half, -1), sin, out=heads)
+    rotate_ = staticmethod(rotate_)
+
+
+class MRope(Rope):
+    """Rotation by three positions a token. Angles are made when they are needed: a clip's positions are seconds, which
+    no number of tokens bounds.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._frequencies = config.inverse_frequencies(head_dim).to(device)  # (head_dim / 2,)
+        self._axes = mrope_axes(config, head_dim // 2).to(device)
+        self._dtype = dtype
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Rope.at`, of positions (3, tokens), or (tokens,) where all three are equal."""
+        by_wave = positions[self._axes].T if positions.dim() == 2 else positions.unsqueeze(1)
+        return rotation(by_wave * self._frequencies, self._dtype)  # float32 until there
+
+
+def mrope_axes(config: RopeConfig, num_waves: int) -> torch.Tensor:
+    """int64 (num_waves,): which of the positions, 0 temporal, 1 height, 2 width, each wave follows."""
+    assert config.sections is not None
+    if not config.interleaved:
+        return torch.arange(3).repeat_interleave(torch.tensor(config.sections))
+    axes = torch.arange(num_waves) % 3
+    within = torch.arange(num_waves) // 3 < torch.tensor(config.sections)[axes]
+    return torch.where(within, axes, 0)
+
+
+def _theta(rope: Fields, fields: Fields, default: float) -> float:
+    for section in (rope, fields):
+        section.refuse("partial_rotary_factor", unless=1.0, reason="partial rotation is not supported")
+    return rope.number("rope_theta", fields.number("rope_theta", default))

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from preprocess.families.idefics3 import Idefics3
+from preprocess.families.qwen2_vl import qwen2_5_vl, qwen2_vl
+from preprocess.families.qwen3_vl import qwen3_vl
 from preprocess.model_folder import ModelFolder, bad_folder
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Family(Protocol):
         image_token_id: Placeholder id that vision tokens replace.
         normalisation: What the encoder does to uint8 pixels on its device.
         max_pixel_bytes: Bound of `PictureLayout.num_bytes` for any picture.
+        has_three_axes: Whether the language model takes positions of three axes (`preprocess.families.mrope`).
         clips: How it wants clips; None where it only looks at pictures.
     """
 
@@ -36,10 +39,15 @@ class Family(Protocol):
     image_token_id: int
     normalisation: Normalisation
     max_pixel_bytes: int
+    has_three_axes: bool
     clips: ClipFamily | None
 
+    def bound(self, num_tokens: int) -> None:
+        """Make pictures and frames smaller where the encoder would attend over more vision tokens at once."""
+        ...
+
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
-        """How a picture of this size (upright) is resized and cut."""
+        """How a picture of this size (upright) is resized and cut. Raises `ClientError` for one of impossible shape."""
         ...
 
     def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
@@ -55,16 +63,39 @@ class Family(Protocol):
         ...
 
 
+_LARGE: Final = 16_384
+"""Side of a picture in pixels that every family makes smaller."""
+
 _FAMILIES: Final[dict[str, Callable[[ModelFolder], Family]]] = {
     "idefics3": Idefics3,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_vl": qwen2_vl,
     "smolvlm": Idefics3,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl,
 }
 
 
-def load_family(folder: ModelFolder) -> Family:
-    """The family of a model folder. Raises `ServiceError` for one that is not known."""
+def load_family(folder: ModelFolder, max_tokens: int = 0) -> Family:
+    """The family of a model folder; `max_tokens`: see `Family.bound`, 0 takes the folder's own bounds.
+
+    Raises `ServiceError` for one that is not known.
+    """
     make = _FAMILIES.get(folder.model_type)
     if make is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}")
-    return make(folder)
+        code = "; code that comes with a model (auto_map) is never run" if folder.brings_code else ""
+        raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}{code}")
+    family = make(folder)
+    if max_tokens:
+        family.bound(max_tokens)
+    return family
+
+
+def largest_item_tokens(family: Family) -> int:
+    """Bound of the vision tokens of any picture and of any item of a clip. A token takes equally many pixels in all."""
+    picture = family.layout(_LARGE, _LARGE, "high")
+    most = -(-family.max_pixel_bytes * picture.num_tokens // picture.num_bytes)
+    if family.clips is not None:
+        most = max(most, family.clips.layout(_LARGE, _LARGE, family.clips.frames_per_item).num_tokens)
+    return most

@@ -15,23 +15,33 @@ class ClipFamily(Protocol):
     """How one model family wants its clips.
 
     Attributes:
+        token_id: Placeholder id that vision tokens of frames replace.
         fps: Frames a second that are looked at, unless the client asks for another rate.
         max_frames: Frames that are looked at, at most, likewise.
-        frame_bytes: Of one frame's pixels.
-        frame_tokens: Vision tokens of one frame.
+        frames_per_item: Frames that the encoder sees as one; the last is repeated where they do not come out even.
+        lease_bytes: Room in shared memory for the pixels of a usual clip; what does not fit travels in the message.
     """
 
+    token_id: int
     fps: float
     max_frames: int
-    frame_bytes: int
-    frame_tokens: int
+    frames_per_item: int
+    lease_bytes: int
+
+    def bound(self, num_tokens: int) -> None:
+        """See `preprocess.families.Family.bound`."""
+        ...
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """The frames to look at, ascending. 0 for `fps` or `max_frames` takes the family's own."""
         ...
 
-    def layout(self, width: int, height: int) -> PictureLayout:
-        """How a frame of this size (upright) is resized: always to one tile."""
+    def layout(self, width: int, height: int, num_frames: int) -> PictureLayout:
+        """How frames of this size (upright) are resized where so many are looked at: always to one tile each."""
+        ...
+
+    def item_times(self, times_s: Sequence[Fraction], duration_s: Fraction) -> list[int]:
+        """For each item of a clip with frames at these times: how far behind the clip's first its positions are."""
         ...
 
     def placeholder(self, layout: PictureLayout, times_s: Sequence[Fraction], duration_s: Fraction) -> str:

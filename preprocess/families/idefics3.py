@@ -35,6 +35,8 @@ _DEFAULT_TILE: Final = 364
 class Idefics3:
     """See `Family`."""
 
+    has_three_axes = False
+
     def __init__(self, folder: ModelFolder) -> None:
         settings = folder.image_processor_config
         self.name = folder.model_type
@@ -53,8 +55,15 @@ class Idefics3:
         self.clips: ClipFamily | None = None
         if self.name == "smolvlm":
             self.clips = SmolVLMClips(
-                folder.video_processor_config, self._tile, self._tokens_per_tile, self.placeholder
+                folder.video_processor_config,
+                self._tile,
+                self._tokens_per_tile,
+                self.image_token_id,
+                self.placeholder,
             )
+
+    def bound(self, num_tokens: int) -> None:
+        """See `Family.bound`. The encoder attends over one tile at a time, whose size the model was trained for."""
 
     def layout(self, width: int, height: int, detail: Detail) -> PictureLayout:
         """See `Family.layout`. ``high`` cuts into tiles, ``low`` does not, ``auto`` is the folder's own choice."""

@@ -26,6 +26,9 @@ class PictureLayout:
 
     `rows` × `columns` tiles of the last step and one of the whole picture follow; 0 × 0 is the whole picture alone.
     Every tile is `tile_height` × `tile_width` and stands for `tokens_per_tile` vision tokens.
+
+    `frames`: of a clip, that the encoder sees as one; there is a tile of each, and the tokens are those of one.
+    `token_columns`: vision tokens in a row, where positions tell rows and columns apart; else 0.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -34,6 +37,8 @@ class PictureLayout:
     tile_height: int
     tile_width: int
     tokens_per_tile: int
+    frames: int = 1
+    token_columns: int = 0
 
     @property
     def num_tiles(self) -> int:
@@ -47,13 +52,13 @@ class PictureLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the pixels: (tiles, height, width, 3)."""
-        return (self.num_tiles, self.tile_height, self.tile_width, 3)
+        """Of the pixels: (tiles or frames, height, width, 3)."""
+        return (self.num_tiles * self.frames, self.tile_height, self.tile_width, 3)
 
     @property
     def num_bytes(self) -> int:
         """Of the pixels, uint8."""
-        return self.num_tiles * self.tile_height * self.tile_width * 3
+        return self.num_tiles * self.frames * self.tile_height * self.tile_width * 3
 
     @property
     def draft_size(self) -> tuple[int, int]:

@@ -33,19 +33,28 @@ class SmolVLMClips:
         settings: Of the video processor.
         tile: Side of a tile in pixels.
         tokens_per_tile: Vision tokens of a frame.
+        token_id: Placeholder of vision tokens.
         single: The text that stands for a picture of one tile.
     """
 
-    def __init__(self, settings: dict[str, Any], tile: int, tokens_per_tile: int, single: Callable[..., str]) -> None:
+    frames_per_item = 1
+
+    def __init__(
+        self, settings: dict[str, Any], tile: int, tokens_per_tile: int, token_id: int, single: Callable[..., str]
+    ) -> None:
         sampling = settings.get("video_sampling")
         sampling = sampling if isinstance(sampling, dict) else {}
         self.max_frames = max(int(sampling.get("max_frames") or settings.get("num_frames") or _DEFAULT_MAX_FRAMES), 1)
-        self.frame_bytes = tile * tile * 3
+        self.lease_bytes = self.max_frames * tile * tile * 3
+        self.token_id = token_id
         self.fps = float(sampling.get("fps") or settings.get("fps") or _DEFAULT_FPS)
         self._size = settings.get("size") or sampling.get("video_size") or {}
         self._tile = tile
-        self.frame_tokens = tokens_per_tile
+        self._frame_tokens = tokens_per_tile
         self._single = single
+
+    def bound(self, num_tokens: int) -> None:
+        """See `ClipFamily.bound`. A frame is one tile, whose size the model was trained for."""
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`."""
@@ -59,10 +68,14 @@ class SmolVLMClips:
             first, last = 0, num_frames - 1
         return timeline.frames_at(np.linspace(first, last, wanted, dtype=np.int64))
 
-    def layout(self, width: int, height: int) -> PictureLayout:
+    def layout(self, width: int, height: int, num_frames: int) -> PictureLayout:
         """See `ClipFamily.layout`."""
         tile = (self._tile, self._tile)
-        return PictureLayout((self._first_size(width, height), tile), 0, 0, *tile, self.frame_tokens)
+        return PictureLayout((self._first_size(width, height), tile), 0, 0, *tile, self._frame_tokens)
+
+    def item_times(self, times_s: Sequence[Fraction], duration_s: Fraction) -> list[int]:
+        """See `ClipFamily.item_times`."""
+        return [0] * len(times_s)
 
     def placeholder(self, layout: PictureLayout, times_s: Sequence[Fraction], duration_s: Fraction) -> str:
         """See `ClipFamily.placeholder`."""

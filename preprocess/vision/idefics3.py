@@ -18,6 +18,7 @@ from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
 from preprocess.model_folder import ModelFolder
+from preprocess.vision.normalisation import Normalisation
 
 MAX_TILES: Final = 32
 """Tiles that go through the encoder together; more only cost memory."""
@@ -64,38 +65,6 @@ class Idefics3VisionConfig:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class Normalisation:
-    """pixel → (pixel * rescale - mean) / std by channel, as one scale and one shift."""
-
-    scale: torch.Tensor  # (3,)
-    shift: torch.Tensor  # (3,)
-
-    @classmethod
-    def read(cls, checkpoint: Checkpoint) -> Normalisation:
-        """From the image processor's settings; absent fields are what the Idefics3 processor makes them."""
-        fields = Fields(ModelFolder(checkpoint.folder).image_processor_config, "image processor: ")
-        rescale = fields.number("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
-        mean, std = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-        if fields.flag("do_normalize", True):
-            mean, std = _channels(fields, "image_mean"), _channels(fields, "image_std")
-        device = checkpoint.device
-        return cls((rescale / std).to(device, torch.float32), (-mean / std).to(device, torch.float32))
-
-    def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
-        """uint8 (tiles, height, width, 3) → float32."""
-        width = tiles.shape[2]
-        lines = tiles.flatten(2).float()  # (tiles, height, width * 3): operations over rows of 3 are many times slower
-        return torch.addcmul(self.shift.repeat(width), lines, self.scale.repeat(width)).view(tiles.shape)
-
-
-def _channels(fields: Fields, name: str) -> torch.Tensor:
-    value = fields.values.get(name) or [0.5, 0.5, 0.5]
-    if not (isinstance(value, list) and len(value) == 3 and all(isinstance(part, (int, float)) for part in value)):
-        raise fields.error(name, value, "three numbers")
-    return torch.tensor(value, dtype=torch.float64)
-
-
 class EncoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -132,7 +101,9 @@ class Idefics3Encoder:
         bias = checkpoint.tensor(f"{model}.embeddings.patch_embedding.bias", (width,))
         self.config = config
         self.image_size = config.image_size
-        self.normalisation = Normalisation.read(checkpoint)
+        self.num_taps = 0
+        settings = Fields(ModelFolder(checkpoint.folder).image_processor_config, "image processor: ")
+        self.normalisation = Normalisation.read(settings, checkpoint.device)
         self.dtype = checkpoint.dtype
         # Pixels stay in (row, column, channel) order, so the convolution's weight takes that order too.
         self.patch_embedding = Linear(convolution.permute(0, 2, 3, 1).flatten(1), bias)

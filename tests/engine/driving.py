@@ -39,6 +39,21 @@ def picture(content: int, *spans: tuple[int, int]) -> MediaItem:
     return MediaItem(digest, Pixels((num_tokens, 1, 1, 3), inline=data), list(spans))
 
 
+def positions_of(media: Sequence[MediaItem]) -> bytes:
+    """Three-axis positions up to the end of the last picture. What they are follows from the pictures before."""
+    axes: list[tuple[int, int, int]] = []
+    position = 0
+    for item in media:
+        times = 5 * item.digest[0]
+        for start, count in item.spans:
+            for _ in range(start - len(axes)):
+                axes.append((position, position, position))
+                position += 1
+            axes += [(position + times, position + index, position + index % 2) for index in range(count)]
+            position = max(max(axis) for axis in axes) + 1
+    return np.array(axes, "<i4").reshape(-1, 3).T.tobytes()
+
+
 def request(
     request_id: str,
     prompt: Sequence[int],
@@ -50,8 +65,12 @@ def request(
     seed: int = 0,
     priority: int = 0,
     repetition_penalty: float = 1.0,
+    three_axes: bool = False,
 ) -> EngineRequest:
-    """A request; positions under its pictures get a placeholder, whatever `prompt` says there."""
+    """A request; positions under its pictures get a placeholder, whatever `prompt` says there.
+
+    `three_axes`: it brings rotary positions of its own.
+    """
     ids = np.array(prompt, dtype="<i8")
     for item in media:
         for start, count in item.spans:
@@ -63,7 +82,16 @@ def request(
         stop_token_ids=list(stop_token_ids),
         repetition_penalty=repetition_penalty,
     )
-    return EngineRequest(request_id, ids.tobytes(), list(media), sampling, TextOptions(), 0.0, priority=priority)
+    return EngineRequest(
+        request_id,
+        ids.tobytes(),
+        list(media),
+        sampling,
+        TextOptions(),
+        0.0,
+        priority=priority,
+        positions=positions_of(media) if three_axes else b"",
+    )
 
 
 @dataclass

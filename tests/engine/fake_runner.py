@@ -1,9 +1,9 @@
 """A runner whose every token depends on all KV that attention could see, and the answer worked out without batch or
 cache.
 
-The KV of a position is a hash of its content (token or vision embedding), its position, and the KV before it as read
-back through `slot_table`. A wrong slot, stale or foreign KV, a remap, a wrong position or a wrong embedding changes the
-output.
+The KV of a position is a hash of its content (token or vision embedding), its position, its rotary positions, and the
+KV before it as read back through `slot_table`. A wrong slot, stale or foreign KV, a remap, a wrong position or a wrong
+embedding changes the output.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ class FakeRunner:
             contents[part.start : part.start + part.count] = [fold(SEED, *mark) for mark in marks]
             is_vision[part.start : part.start + part.count] = [True] * part.count
         assert len(contents) == len(row.token_ids), "embeddings beyond the row"
+        assert row.positions is None or row.positions.shape == (3, len(contents)), "positions of other tokens"
         assert all(seen or 0 <= content < VOCAB_SIZE for content, seen in zip(contents, is_vision, strict=True))
         wanted = [] if row.sampling is None else [row.sampling, *row.drafted]
         assert len(wanted) <= len(contents)
@@ -118,7 +119,10 @@ class FakeRunner:
         sampled = []
         history = fold(SEED, *[self.kv[slot] for slot in slots[: row.start]])
         for offset, content in enumerate(contents):
-            kv = fold(history, row.start + offset, content)
+            axes = (row.start + offset + row.position_delta,) * 3
+            if row.positions is not None:
+                axes = tuple(row.positions[:, offset].tolist())
+            kv = fold(history, row.start + offset, *axes, content)
             self.kv[slots[row.start + offset]] = kv
             history = fold(history, kv)
             if offset >= len(contents) - len(wanted):
@@ -139,11 +143,14 @@ def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tu
         marks = iter(embed(load(item.pixels)).tolist())
         for start, count in item.spans:
             contents[start : start + count] = [fold(SEED, *next(marks)) for _ in range(count)]
+    known = np.frombuffer(request.positions, dtype="<i4").reshape(3, -1)
+    delta = int(known.max()) + 1 - known.shape[1] if known.size else 0
     params = request.sampling
     outputs: list[int] = []
     history = SEED
     for position in range(max_context):
-        history = fold(history, fold(history, position, contents[position]))
+        axes = known[:, position].tolist() if position < known.shape[1] else [position + delta] * 3
+        history = fold(history, fold(history, position, *axes, contents[position]))
         if position + 1 < len(contents):
             continue
         is_early = len(outputs) < params.min_tokens

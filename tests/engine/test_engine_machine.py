@@ -56,6 +56,7 @@ class EngineMachine(RuleBasedStateMachine):
         min_shared=st.sampled_from([2, 1000]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        three_axes=st.booleans(),
     )
     def build(
         self,
@@ -68,8 +69,10 @@ class EngineMachine(RuleBasedStateMachine):
         min_shared: int,
         drafts: int,
         accuracy: float,
+        three_axes: bool,
     ) -> None:
         """An engine of some size."""
+        self.three_axes = three_axes
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
         self.runner = FakeRunner(num_slots=num_slots, max_rows=rows)
         self.driver = Driver(
@@ -119,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
                 min_tokens=min_tokens,
                 stop_token_ids=list(stops),
                 priority=priority,
+                three_axes=self.three_axes,
             )
             self.num_sent += 1
             answer = self.driver.engine.submit(wanted, load)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from preprocess.wire import EngineRequest, SamplingParams, TextOptions
@@ -41,6 +42,19 @@ def test_spans_outside_the_prompt_are_refused() -> None:
 def test_half_a_token_id_is_refused() -> None:
     wanted = EngineRequest("r", b"\0" * 12, [], SamplingParams(max_tokens=1), TextOptions(), 0.0)
     assert Driver().refuse(wanted).code == "invalid_prompt"
+
+
+@pytest.mark.parametrize(
+    "num_bytes",
+    [
+        12 * 6,  # the picture ends behind them
+        12 * 11,  # longer than the prompt
+        12 * 7 + 4,
+    ],
+)
+def test_positions_of_another_prompt_are_refused(num_bytes: int) -> None:
+    wanted = msgspec.structs.replace(request("r", PROMPT, [picture(1, (4, 3))]), positions=bytes(num_bytes))
+    assert Driver().refuse(wanted).code == "invalid_positions"
 
 
 def test_an_id_that_is_being_served_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from packed_models import pack
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny_smolvlm
+from tiny_smolvlm import tiny_smolvlm
 
 from engine.config import EngineConfig
 from engine.load import load_runner, resolve_dtype

@@ -44,7 +44,20 @@ def several_picture_requests() -> list[EngineRequest]:
     ]
 
 
-@pytest.mark.parametrize("build", [text_requests, one_picture_requests, several_picture_requests])
+def three_axis_requests() -> list[EngineRequest]:
+    """Pictures whose tokens stand at times, rows and columns: gaps behind them, and tokens that share a position."""
+    long = TEXT * 5
+    return [
+        request("t0", long, [picture(1, (4, 8)), picture(2, (14, 6))], three_axes=True),
+        request("t1", long, [picture(2, (4, 8)), picture(1, (14, 6))], three_axes=True),
+        request("t2", long, [picture(2, (4, 5), (12, 3)), picture(1, (22, 8))], three_axes=True),
+        request("t3", [*long, 9], [picture(1, (4, 8)), picture(2, (14, 6))], three_axes=True),
+        request("t4", long, [picture(1, (0, 12))], three_axes=True),
+        request("t5", long, three_axes=True),
+    ]
+
+
+@pytest.mark.parametrize("build", [text_requests, one_picture_requests, several_picture_requests, three_axis_requests])
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("way", ["alone", "batched", "retracted", "repeated"])

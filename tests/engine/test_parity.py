@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from packed_models import pack
-from tiny_models import tiny_smolvlm
+from tiny_smolvlm import tiny_smolvlm
 
 from engine.batch import Row, RowSampling, VisionRows
 from engine.config import EngineConfig

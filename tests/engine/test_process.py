@@ -49,6 +49,7 @@ def test_a_fresh_engine_serves_nobody_before_its_own_reset() -> None:
 
     class Engine:
         has_work = False
+        max_context = 512
 
         def submit(self, request: EngineRequest, _: object) -> Admitted:
             taken.append(request.request_id)
@@ -76,4 +77,4 @@ def test_a_fresh_engine_serves_nobody_before_its_own_reset() -> None:
         loop._arena.fd = -1  # the arena's owner closes it
     assert taken == ["ours"]
     assert resets == [0]
-    assert [message for message in sent.messages if isinstance(message, ResetDone)] == [ResetDone("b")] * 2
+    assert [message for message in sent.messages if isinstance(message, ResetDone)] == [ResetDone("b", 512)] * 2

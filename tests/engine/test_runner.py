@@ -37,8 +37,8 @@ def _prompt(row: int, length: int = 10, sampling: RowSampling | None = FIRST) ->
 
 def test_attributes_describe_the_pool_and_the_model(runner: Runner) -> None:
     assert runner.num_slots == 601  # slot 0 is the dummy
-    assert (runner.max_rows, runner.max_positions, runner.vocab_size) == (4, 1024, 512)
-    assert runner.slot_table.shape == (4, 1024)
+    assert (runner.max_rows, runner.max_positions, runner.vocab_size) == (4, 600, 512)  # no more than the pool holds
+    assert runner.slot_table.shape == (4, 600)
     assert runner.slot_table.dtype is torch.int32
     assert runner.embedding_bytes == 48 * 4
 

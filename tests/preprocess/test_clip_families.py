@@ -108,16 +108,16 @@ def test_a_slide_show_gives_each_slide_once(family: ClipFamily) -> None:
 def test_frames_have_the_same_sizes(folder: Path, reference: Any, size: tuple[int, int]) -> None:
     frame = SimpleNamespace(size=lambda: (size[1], size[0]))
     first = reference.video.get_resize_output_image_size(frame, 4 * 32)
-    layout = clips_of(folder).layout(*size)
+    layout = clips_of(folder).layout(*size, 1)
     assert layout.steps == ((first[1], first[0]), (32, 32))
     assert (layout.num_tiles, layout.num_tokens) == (1, 4)
 
 
 def test_the_size_of_pictures_beats_that_of_clips_as_in_the_reference(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    assert clips_of(tmp_path / "model").layout(200, 100).steps[0] == (128, 64)
+    assert clips_of(tmp_path / "model").layout(200, 100, 1).steps[0] == (128, 64)
     _set(tmp_path / "model", size=None)
-    assert clips_of(tmp_path / "model").layout(200, 100).steps[0] == (64, 32)
+    assert clips_of(tmp_path / "model").layout(200, 100, 1).steps[0] == (64, 32)
 
 
 @pytest.mark.parametrize("place", ["video_preprocessor_config.json", "processor_config.json"])
@@ -129,7 +129,7 @@ def test_settings_may_lie_where_newer_folders_have_them(folder: Path, tmp_path: 
         own = {**json.loads(file.read_text()), "video_processor": own}
     file.write_text(json.dumps(own))
     clips = clips_of(tmp_path / "model")
-    assert (clips.fps, clips.max_frames, clips.layout(200, 100).steps[0]) == (2, 5, (96, 48))
+    assert (clips.fps, clips.max_frames, clips.layout(200, 100, 1).steps[0]) == (2, 5, (96, 48))
 
 
 @pytest.mark.parametrize(("num_frames", "rate"), [(1, 25), (100, 25), (250, 25), (2000, 30), (7200, 1), (100, 24)])
@@ -151,7 +151,7 @@ def test_the_words_are_the_same(
     monkeypatch.setattr(reference.text, "num2words", in_words)
     expected = reference.text.SmolVLMProcessor.replace_video_token(own, inputs, 0)
     times_s = [clip.time_s(number) for number in sampled]
-    assert family.placeholder(family.layout(64, 64), times_s, clip.duration_s) == expected
+    assert family.placeholder(family.layout(64, 64, 1), times_s, clip.duration_s) == expected
 
 
 def test_idefics3_does_not_watch_clips(tiny_model: Path, tmp_path: Path) -> None:

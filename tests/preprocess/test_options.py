@@ -94,6 +94,15 @@ def test_a_folder_that_samples_gives_its_values(tmp_path: Path) -> None:
     assert resolved(tmp_path, generation, top_k=-1).top_k == 0
 
 
+def test_a_folder_that_samples_with_no_temperature_is_greedy(tmp_path: Path) -> None:
+    """Qwen2-VL's and Qwen2.5-VL's are so; who then asks for a temperature is not held to their tiny `top_p`."""
+    generation = {"do_sample": True, "temperature": 1e-6, "top_k": 1, "top_p": 0.001, "repetition_penalty": 1.05}
+    params = resolved(tmp_path, generation)
+    assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.0, 0, 1.0, 1.05)
+    params = resolved(tmp_path, generation, temperature=0.7)
+    assert (params.temperature, params.top_k, params.top_p) == (0.7, 0, 1.0)
+
+
 def test_who_narrows_the_sampling_wants_some(tmp_path: Path) -> None:
     """With a greedy default, `top_p` alone would otherwise be accepted and ignored."""
     assert resolved(tmp_path, {}, top_p=0.9).temperature == 1.0

@@ -17,7 +17,7 @@ from clips import animation, clip
 from pictures import encode, smooth
 from tokenizers import Tokenizer
 
-from preprocess.arena import Arena
+from preprocess.arena import ALIGNMENT, Arena
 from preprocess.config import MediaLimits, PreprocessConfig
 from preprocess.prepare import Preparer, pixel_bytes_per_clip
 from preprocess.wire import (
@@ -179,7 +179,7 @@ def arena() -> Iterator[Arena]:
 
 def test_pixels_go_into_the_lease_and_are_the_same_inline(folder: Path, preparer: Preparer, arena: Arena) -> None:
     config = PreprocessConfig(str(folder))
-    assert pixel_bytes_per_clip(config) == 8 * 32 * 32 * 3
+    assert pixel_bytes_per_clip(config) == 8 * (32 * 32 * 3 + ALIGNMENT)
     inline = prepared(preparer, VideoPart(CLIP))
     for size, num_inline in [(pixel_bytes_per_clip(config), 0), (2 * 32 * 32 * 3, 2), (0, 4)]:
         shared = prepared(Preparer(config, arena), VideoPart(CLIP), lease=Lease(640, size))
@@ -274,7 +274,6 @@ def test_a_family_without_clips(tiny_model: Path, tmp_path: Path) -> None:
         (MediaLimits(max_video_bytes=1000), 413, "video_too_large"),
         (MediaLimits(max_video_s=3), 413, "video_too_long"),
         (MediaLimits(max_video_pixels=1000), 400, "video_too_large"),
-        (MediaLimits(max_video_frames=3), 400, "too_many_frames"),
     ],
 )
 def test_limits(folder: Path, limits: MediaLimits, status: int, code: str) -> None:
@@ -284,6 +283,13 @@ def test_limits(folder: Path, limits: MediaLimits, status: int, code: str) -> No
         error = refused(limited, part)
         assert (error.status, error.code) == (status, code)
         assert "clip" in error.message or "frames" in error.message
+
+
+def test_a_limit_on_frames_refuses_what_a_client_asks_for_and_bounds_what_the_model_would_take(folder: Path) -> None:
+    limited = Preparer(PreprocessConfig(str(folder), MediaLimits(max_video_frames=3)), None)
+    assert refused(limited, VideoPart(CLIP, max_frames=4)).code == "too_many_frames"
+    [info] = prepared(limited, VideoPart(CLIP)).clips
+    assert len(info.frame_times_s) == 3
 
 
 def test_frames_of_all_clips_count_together(folder: Path) -> None:

@@ -182,7 +182,8 @@ def service() -> ScriptedService:
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings.load({"served_model_name": "tiny,alias", "max_body_mb": 1, "max_image_mb": 0.5, "max_images": 3})
+    limits = {"max_body_mb": 1, "max_image_mb": 0.5, "max_images": 3, "arena_mb": 64}
+    return Settings.load({"served_model_name": "tiny,alias", **limits})
 
 
 @pytest.fixture

@@ -331,6 +331,36 @@ def test_pixels_of_failed_requests_stay_leased_until_a_living_engine_has_reset()
     run(story)
 
 
+def test_a_job_learns_how_long_a_context_the_engine_takes() -> None:
+    async def story(scripted: Scripted) -> None:
+        scripted.tell(ResetDone(scripted.dispatcher.epoch, max_context=777))
+        task = submit(scripted)
+        await settle()
+        assert scripted.jobs()[-1].max_context == 777
+        scripted.tell(Refused(scripted.jobs()[-1].request_id, "no", 400, "bad"))
+        with pytest.raises(ClientError):
+            await task
+
+    run(story)
+
+
+def test_no_job_leases_more_than_its_workers_share() -> None:
+    """Bounds are far above what most pictures take; what does not fit travels inline."""
+
+    async def story(scripted: Scripted) -> None:
+        messages = [Message("user", [ImagePart(data=b"x")] * 60)]
+        tasks = [asyncio.ensure_future(scripted.dispatcher.submit(messages, GenerationOptions())) for _ in range(2)]
+        await settle()
+        assert [job.lease.size for job in scripted.jobs()] == [ARENA // 2] * 2
+        for job in scripted.jobs():
+            scripted.tell(Refused(job.request_id, "no", 400, "bad"))
+        for task in tasks:
+            with pytest.raises(ClientError):
+                await task
+
+    run(story)
+
+
 def test_a_full_arena_sends_jobs_without_a_lease() -> None:
     async def story(scripted: Scripted) -> None:
         blocker = scripted.dispatcher.leases.lease(ARENA)

@@ -17,8 +17,11 @@ def test_defaults_pass_their_own_checks():
 
 
 def test_defaults_agree_with_the_configs_that_they_fill():
-    assert Settings().engine_config() == EngineConfig(model="")
-    assert Settings().preprocess_config() == PreprocessConfig(model="")
+    on_gpu = Settings(device="cuda")
+    assert on_gpu.engine_config() == EngineConfig(model="", device="cuda")
+    assert on_gpu.preprocess_config() == PreprocessConfig(model="")
+    assert Settings().engine_config() == EngineConfig(model="", max_picture_tokens=1280)
+    assert Settings().preprocess_config() == PreprocessConfig(model="", max_picture_tokens=1280)
 
 
 def test_command_line_beats_environment_beats_default():
@@ -154,12 +157,41 @@ def test_a_hub_name_offline_is_one_clear_line(monkeypatch, tmp_path):
         Settings.load({"model": "owner/name"}).resolve_model()
 
 
+def test_a_model_in_the_local_hub_cache_needs_no_network(monkeypatch, tmp_path):
+    """The layout of the cache is the hub client's own."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--owner--name"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("a" * 40)
+    snapshot = cached / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"^--model: 'owner/name'[^\n]*no weights as safetensors[^\n]*$"):
+        Settings.load({"model": "owner/name"}).resolve_model()
+    (snapshot / "model.safetensors").write_text("")
+    settings = Settings.load({"model": "owner/name"}).resolve_model()
+    assert settings.model == str(snapshot)
+    assert settings.model_name == "owner/name"
+
+
+@pytest.mark.parametrize("weights", ["pytorch_model.bin", "model.pt", "model-q4.gguf"])
+def test_weights_in_other_formats_are_refused_in_one_line(weights, tmp_path):
+    for file in ("config.json", weights):
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(SettingsError, match=rf"^--model: the weights in [^\n]*{weights}[^\n]*never read[^\n]*$"):
+        Settings.load({"model": str(tmp_path)}).resolve_model()
+
+
 def test_only_data_files_are_taken_from_the_hub(monkeypatch, tmp_path):
     asked = {}
 
     def snapshot_download(name, allow_patterns):
         asked[name] = allow_patterns
-        (tmp_path / "config.json").write_text("{}")
+        for file in ("config.json", "model.safetensors"):
+            (tmp_path / file).write_text("{}")
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)

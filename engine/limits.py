@@ -1,0 +1,98 @@
+"""How large KV pool, context and vision cache are where nobody says: from the model and the device's memory.
+
+free memory after loading     ├── KV pool ──┼── vision cache ──┼── activations, other processes ──┤
+on a CPU                         1/4            at most 1/8
+on a GPU                         4/5            at most 1/20
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from engine.batch import Runner
+from engine.config import EngineConfig
+from engine.vision_cache import LEAST_VISION_CACHE
+from preprocess.arena import available_memory
+from preprocess.errors import ModelError
+from preprocess.families import largest_item_tokens, load_family
+from preprocess.model_folder import ModelFolder
+
+CPU_KV_TOKENS: Final = 65_536
+"""Most KV slots that are chosen by themselves on a CPU; `kv_tokens` or `max_context` can ask for more."""
+
+LARGEST_ITEMS: Final = 4
+"""Of the largest pictures there are, the vision cache holds so many, if there is memory for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    """Tokens of the KV pool, and of the longest prompt + answer."""
+
+    kv_tokens: int
+    context: int
+
+
+def kv_size(config: EngineConfig, longest: int, token_bytes: int, *, free: int, is_cpu: bool) -> KVSize:
+    """What fits.
+
+    Args:
+        config: What was asked for.
+        longest: Context that the model was made for, in tokens.
+        token_bytes: Keys and values of one token.
+        free: Bytes of memory on the device.
+        is_cpu: Whether that is the memory of everybody else, too.
+
+    Raises:
+        ModelError: More was asked for than there is, with the numbers.
+    """
+    if config.max_context > longest:
+        raise ModelError(
+            f"max_context is {config.max_context}, but {config.model} was made for at most {longest} tokens"
+        )
+    chosen = min(CPU_KV_TOKENS, free // 4 // token_bytes) if is_cpu else free * 4 // 5 // token_bytes
+    kv_tokens = config.kv_tokens or max(chosen, config.max_context, 1)
+    if kv_tokens * token_bytes > free:
+        name = "kv_tokens" if config.kv_tokens or not config.max_context else "max_context"
+        raise ModelError(
+            f"{name} is {kv_tokens}, which takes {kv_tokens * token_bytes >> 20} MiB of memory, but {free >> 20} MiB "
+            "are free"
+        )
+    return KVSize(kv_tokens, config.max_context or min(longest, kv_tokens))
+
+
+def with_vision_cache(config: EngineConfig, runner: Runner) -> EngineConfig:
+    """The same options with a vision cache that holds the largest picture of the family.
+
+    Raises:
+        ModelError: There is no memory for even one.
+    """
+    if config.vision_cache_bytes:
+        return config
+    family = load_family(ModelFolder(Path(config.model)), config.max_picture_tokens)
+    largest = largest_item_tokens(family) * runner.embedding_bytes
+    device = runner.slot_table.device
+    free = free_memory(device)
+    most = free // 8 if device.type == "cpu" else free // 20
+    size = max(min(max(LARGEST_ITEMS * largest, LEAST_VISION_CACHE), most), largest)
+    if size > free // 2:
+        raise ModelError(
+            f"embeddings of the largest picture take {largest >> 20} MiB, but {free >> 20} MiB of memory are free; "
+            "set vision_cache_mb if all pictures are smaller"
+        )
+    return msgspec.structs.replace(config, vision_cache_bytes=size)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be had on a device without pushing anything out."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return available_memory()
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

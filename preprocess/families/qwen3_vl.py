@@ -1,0 +1,118 @@
+"""Qwen3-VL: pictures as in all Qwen-VL models, and a way with clips of its own.
+
+Two frames make one item, and the time of each item stands before it in the prompt.
+
+Sampling, sizes and strings follow `Qwen3VLVideoProcessor` and `Qwen3VLProcessor` of transformers. There, times are
+frame numbers divided by the rate; here they are the file's own, which is the same where the rate is steady.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from preprocess.errors import ClientError
+from preprocess.families.qwen2_vl import QwenVL, pixel_bounds, token_grid, token_side
+
+if TYPE_CHECKING:
+    from preprocess.families.layout import PictureLayout
+    from preprocess.model_folder import ModelFolder
+    from preprocess.timeline import Timeline
+
+_DEFAULT_CLIP_PIXELS: Final = (128 * 32 * 32, 768 * 32 * 32)
+_DEFAULT_FPS: Final = 2.0
+_MAX_ASPECT: Final = 200
+
+
+class Qwen3VLClips:
+    """See `ClipFamily`. What may be large is the whole clip: the more frames, the smaller they are.
+
+    Args:
+        folder: The model folder.
+        token_id: Placeholder of vision tokens.
+    """
+
+    def __init__(self, folder: ModelFolder, token_id: int) -> None:
+        settings = folder.video_processor_config
+        self.token_id = token_id
+        self.fps = float(settings.get("fps") or _DEFAULT_FPS)
+        self.max_frames = int(settings.get("max_frames") or 768)
+        self.frames_per_item = int(settings.get("temporal_patch_size") or 2)
+        self._min_frames = int(settings.get("min_frames") or 4)
+        self._side = token_side(folder, settings)
+        self._least, self._most = pixel_bounds(folder, settings, _DEFAULT_CLIP_PIXELS)
+        self._most_a_frame = self._most
+        self._is_capped = bool(settings.get("cap_pixels_per_frame"))
+        self._most_tokens = int(settings.get("max_video_tokens") or 768)
+        self.lease_bytes = 3 * self._most
+
+    def bound(self, num_tokens: int) -> None:
+        """See `ClipFamily.bound`."""
+        self._most_a_frame = num_tokens * self._side**2
+
+    def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
+        """See `ClipFamily.sample`."""
+        wanted = int(timeline.num_frames / float(timeline.rate) * (fps or self.fps))
+        wanted = min(max(wanted, self._min_frames), max_frames or self.max_frames, timeline.num_frames)
+        return timeline.frames_at(np.linspace(0, timeline.num_frames - 1, wanted).round().astype(np.int64))
+
+    def layout(self, width: int, height: int, num_frames: int) -> PictureLayout:
+        """See `ClipFamily.layout`. Raises `ClientError`."""
+        num_frames = max(num_frames, self.frames_per_item)  # a lone frame is repeated
+        most = self._most
+        if self._is_capped:
+            share = min(self._most_tokens * self._side**2, most // num_frames)
+            most = max(share, int(self._least * 1.05)) * num_frames
+        most = min(most, max(self._most_a_frame * num_frames, self._least))
+        return token_grid(self._fit(width, height, num_frames, most), self._side, self.frames_per_item)
+
+    def item_times(self, times_s: Sequence[Fraction], duration_s: Fraction) -> list[int]:
+        """See `ClipFamily.item_times`: times are told in words, so that positions need not tell them."""
+        return [0] * math.ceil(len(times_s) / self.frames_per_item)
+
+    def placeholder(self, layout: PictureLayout, times_s: Sequence[Fraction], duration_s: Fraction) -> str:
+        """See `ClipFamily.placeholder`."""
+        times = [float(time) for time in times_s]
+        times += times[-1:] * (-len(times) % self.frames_per_item)
+        seen = "<|vision_start|>" + "<|video_pad|>" * layout.tokens_per_tile + "<|vision_end|>"
+        items = (
+            f"<{(first + last) / 2:.1f} seconds>{seen}"
+            for first, last in zip(
+                times[:: self.frames_per_item], times[self.frames_per_item - 1 :: self.frames_per_item], strict=True
+            )
+        )
+        return f"<|vision_start|>{''.join(items)}<|vision_end|>"
+
+    def _fit(self, width: int, height: int, num_frames: int, max_pixels: int) -> tuple[int, int]:
+        """(width, height) in multiples of a token's side, so that all frames together have about as many pixels as are
+        allowed. The reference's arithmetic in its own order: float rounding decides.
+        """
+        side = self._side
+        if height < side or width < side:
+            scale = max(side / height, side / width)
+            height, width = int(height * scale), int(width * scale)
+        if max(width, height) / min(width, height) > _MAX_ASPECT:
+            raise ClientError(
+                f"the clip is {width:,} × {height:,} pixels; this model takes none whose one side is more than "
+                f"{_MAX_ASPECT} times the other. Crop it",
+                code="image_too_narrow",
+            )
+        rows, columns = round(height / side) * side, round(width / side) * side
+        frames = round(num_frames / self.frames_per_item) * self.frames_per_item
+        if frames * rows * columns > max_pixels:
+            shrink = math.sqrt(num_frames * height * width / max_pixels)
+            rows = max(side, math.floor(height / shrink / side) * side)
+            columns = max(side, math.floor(width / shrink / side) * side)
+        elif frames * rows * columns < self._least:
+            grow = math.sqrt(self._least / (num_frames * height * width))
+            rows, columns = math.ceil(height * grow / side) * side, math.ceil(width * grow / side) * side
+        return columns, rows
+
+
+def qwen3_vl(folder: ModelFolder) -> QwenVL:
+    """Qwen3-VL (arXiv:2511.21631), dense or with experts."""
+    return QwenVL(folder, Qwen3VLClips)

@@ -1,0 +1,266 @@
+"""The vision encoders of Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL (arXiv:2502.13923).
+
+They are transformers over patches of any grid, whose heads turn with row and column; four neighbouring patches become
+one token at the end.
+
+Attention sees one picture, or two frames of a clip. In Qwen2.5-VL most layers see only a window of it. There tokens are
+put in the order of their windows once, those of one size together, so that each size is one batch of attention:
+
+    5 × 3 tokens, windows of 2 × 2:    0 0 │ 1 1 │ 4        full ones 0 … 1, the right edge 4,
+                                       0 0 │ 1 1 │ 4        the lower edge 2 … 3, the corner 5
+                                       2 2 │ 3 3 │ 5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import Fields
+from preprocess.blocks.linear import Linear
+from preprocess.blocks.norm import LayerNorm, RMSNorm
+from preprocess.blocks.rope import rotate_
+from preprocess.model_folder import ModelFolder
+from preprocess.vision.batching import encode_by_shape
+from preprocess.vision.normalisation import CLIP_MEAN, CLIP_STD, Normalisation
+from preprocess.vision.patches import axial_rotation, places, unfold
+
+MAX_PATCHES: Final = 16_384
+"""Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
+
+_SLICE: Final = 8192
+"""Patches that go through an MLP together: of the largest pictures (65,536 patches) its inside would take gigabytes."""
+
+_EPS: Final = 1e-6
+
+Windows = list[tuple[int, int]]
+"""Of a picture's patches in order: so many windows, of so many patches each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2VLVisionConfig:
+    """Sizes of the encoder.
+
+    Attributes:
+        merge: Side of the block of patches that becomes one vision token.
+        frames: Of a clip, that become one patch; a picture counts as so many equal ones.
+        is_gated: Qwen2.5-VL's parts, RMS norms and gated MLPs, in place of layer norms and plain MLPs.
+        window: Side of a window in tokens; 0: every layer sees all.
+        full_layers: Layers that see all though there are windows.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    merge: int
+    frames: int
+    rope_theta: float
+    output_size: int
+    is_gated: bool
+    window: int
+    full_layers: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Fields) -> Qwen2VLVisionConfig:
+        """From `config.json`; absent fields are what transformers' configuration classes make them."""
+        vision = config.section("vision_config")
+        is_gated = config.choice("model_type", ("qwen2_vl", "qwen2_5_vl")) == "qwen2_5_vl"
+        kind = "qwen2_5_vl" if is_gated else "qwen2_vl"
+        vision.choice("model_type", (kind, f"{kind}_vision"), kind)
+        for name in ("in_channels", "in_chans"):
+            vision.refuse(name, unless=3, reason="only RGB is supported")
+        act = "silu" if is_gated else "quick_gelu"
+        vision.choice("hidden_act", (act,), act)
+        width = vision.integer("hidden_size", 3584) if is_gated else vision.integer("embed_dim", 1280)
+        merge, patch = vision.integer("spatial_merge_size", 2), vision.square("patch_size", 14)
+        full = vision.values.get("fullatt_block_indexes", [7, 15, 23, 31])
+        result = cls(
+            hidden_size=width,
+            intermediate_size=vision.integer("intermediate_size", 3420)
+            if is_gated
+            else round(width * vision.number("mlp_ratio", 4)),
+            num_layers=vision.integer("depth", 32),
+            num_heads=vision.integer("num_heads", 16),
+            patch_size=patch,
+            merge=merge,
+            frames=vision.square("temporal_patch_size", 2),
+            rope_theta=vision.section("rope_parameters").number("rope_theta", 10000.0),
+            output_size=vision.integer("out_hidden_size" if is_gated else "hidden_size", 3584),
+            is_gated=is_gated,
+            window=vision.integer("window_size", 112) // merge // patch if is_gated else 0,
+            full_layers=tuple(full) if isinstance(full, list) else (),
+        )
+        if result.hidden_size % (4 * result.num_heads):
+            raise vision.error("hidden_size", result.hidden_size, f"a multiple of 4 × num_heads {result.num_heads}")
+        if is_gated and not result.window:
+            raise vision.error("window_size", vision.values["window_size"], f"at least {merge * patch}, one token")
+        if not isinstance(full, list) or not all(isinstance(layer, int) for layer in full):
+            raise vision.error("fullatt_block_indexes", full, "a list of layer indices")
+        return result
+
+
+class PlainMLP:
+    """fc2(quick gelu(fc1(x))): x σ(1.702 x), after the Gaussian error linear unit (arXiv:1606.08415, section 2)."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, width: int, inner: int) -> None:
+        self.fc1 = Linear.load(checkpoint, f"{prefix}.fc1", width, inner, bias=True)
+        self.fc2 = Linear.load(checkpoint, f"{prefix}.fc2", inner, width, bias=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(…, hidden) → the same."""
+        x = self.fc1(x)
+        return self.fc2(x * torch.sigmoid(1.702 * x))
+
+
+class GatedMLP:
+    """down(silu(gate(x)) · up(x)) (SwiGLU, arXiv:2002.05202), with biases."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, width: int, inner: int) -> None:
+        gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        self.gate_up = Linear.load(checkpoint, gate_up, width, [inner, inner], bias=True)
+        self.down = Linear.load(checkpoint, f"{prefix}.down_proj", inner, width, bias=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(…, hidden) → the same."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class EncoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, config: Qwen2VLVisionConfig) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        norm = RMSNorm if config.is_gated else LayerNorm
+        self.attention_norm = norm.load(checkpoint, f"{prefix}.norm1", width, _EPS)
+        self.qkv = Linear.load(checkpoint, f"{prefix}.attn.qkv", width, 3 * width, bias=True)
+        self.out = Linear.load(checkpoint, f"{prefix}.attn.proj", width, width, bias=True)
+        self.mlp_norm = norm.load(checkpoint, f"{prefix}.norm2", width, _EPS)
+        mlp = GatedMLP if config.is_gated else PlainMLP
+        self.mlp: Callable[[torch.Tensor], torch.Tensor] = mlp(checkpoint, f"{prefix}.mlp", width, inner)
+        self.num_heads = config.num_heads
+
+    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], windows: Windows) -> torch.Tensor:
+        """(items, patches, hidden) → the same; attention stays within windows."""
+        items, patches, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(items, patches, 3, self.num_heads, -1)
+        rotate_(qkv[:, :, 0], *rotation)
+        rotate_(qkv[:, :, 1], *rotation)
+        attended = torch.empty_like(x)
+        first = 0
+        for count, size in windows:
+            last = first + count * size
+            within = qkv[:, first:last].reshape(items * count, size, *qkv.shape[2:])  # (windows, size, 3, heads, dim)
+            q, k, v = within.permute(2, 0, 3, 1, 4)  # each (windows, heads, size, dim)
+            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (windows, size, heads, dim)
+            attended[:, first:last] = seen.reshape(items, count * size, width)
+            first = last
+        x = x + self.out(attended)
+        for part in torch.split(x, _SLICE, dim=1):
+            part += self.mlp(self.mlp_norm(part))
+        return x
+
+
+class Merger:
+    """merge × merge neighbouring patches → one token in the language model's width."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, config: Qwen2VLVisionConfig) -> None:
+        self.width = config.hidden_size * config.merge**2
+        norm = RMSNorm if config.is_gated else LayerNorm
+        self.norm = norm.load(checkpoint, f"{prefix}.ln_q", config.hidden_size, _EPS)
+        self.fc1 = Linear.load(checkpoint, f"{prefix}.mlp.0", self.width, self.width, bias=True)
+        self.fc2 = Linear.load(checkpoint, f"{prefix}.mlp.2", self.width, config.output_size, bias=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(items, patches, hidden) → (items, tokens, output_size)."""
+        return self.fc2(self.fc1.gelu(self.norm(x).reshape(len(x), -1, self.width), "none"))
+
+
+class Qwen2VLEncoder:
+    """See `engine.runner.VisionEncoder`. A picture is uint8 (1, height, width, 3), a clip's item (frames, …)."""
+
+    num_taps = 0
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = Qwen2VLVisionConfig.read(checkpoint.config)
+        width, patch, frames = config.hidden_size, config.patch_size, config.frames
+        model = "visual" if checkpoint.has("visual.patch_embed.proj.weight") else "model.visual"
+        folder, device = ModelFolder(checkpoint.folder), checkpoint.device
+        self.config = config
+        self.image_size = 8 * patch * config.merge
+        self.dtype = checkpoint.dtype
+        picture = Fields(folder.image_processor_config, "image processor: ")
+        clip = Fields(folder.video_processor_config, "video processor: ")
+        self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
+        self.of_clip = Normalisation.read(clip, device, mean=CLIP_MEAN, std=CLIP_STD)
+        kernel = checkpoint.tensor(f"{model}.patch_embed.proj.weight", (width, 3, frames, patch, patch))
+        # Pixels stay in (frame, row, column, channel) order, so the convolution's weight takes that order too.
+        self.clip_patches = Linear(kernel.permute(0, 2, 3, 4, 1).flatten(1))
+        # All frames of a picture are the same, so that it is enough to multiply it once.
+        self.picture_patches = Linear(kernel.sum(2).permute(0, 2, 3, 1).flatten(1))
+        self.layers = [
+            EncoderLayer(checkpoint, f"{model}.blocks.{index}", config) for index in range(config.num_layers)
+        ]
+        self.merger = Merger(checkpoint, f"{model}.merger", config)
+
+    def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each item → (vision tokens, output_size). Items of one size go through together."""
+        return encode_by_shape(pictures, self._encode, MAX_PATCHES * self.config.patch_size**2)
+
+    def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
+        """uint8 (items, frames, height, width, 3) → (items, tokens, output_size)."""
+        config = self.config
+        frames, height, width = pictures.shape[1:4]
+        if frames not in (1, config.frames):
+            raise ValueError(f"an item of {frames} frames, expected 1 (a picture) or {config.frames} (of a clip)")
+        normalise, embed = (self.of_picture, self.picture_patches) if frames == 1 else (self.of_clip, self.clip_patches)
+        pixels = normalise(pictures.flatten(0, 1)).to(self.dtype).view(pictures.shape)
+        x = embed(unfold(pixels, config.patch_size, config.merge))  # (items, patches, hidden)
+        rows, columns = height // config.patch_size, width // config.patch_size
+        at = places(rows, columns, config.merge, x.device)
+        whole: Windows = [(1, rows * columns)]
+        windows = whole
+        order = None
+        if config.window:
+            order, windows = window_order(rows // config.merge, columns // config.merge, config.window, config.merge**2)
+            order = order.to(x.device)
+            x, at = _ordered(x, order, 1, config.merge**2), _ordered(at, order, 1, config.merge**2)
+        rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, windows if index not in config.full_layers else whole)
+        tokens = self.merger(x)
+        return tokens if order is None else tokens.index_select(1, order.argsort())
+
+
+def window_order(rows: int, columns: int, window: int, patches: int) -> tuple[torch.Tensor, Windows]:
+    """int64 (rows * columns,): the tokens of a grid window by window, windows of one size together; and the windows.
+
+    `patches`: of a token. Windows begin at the upper left, so that those at the other edges may be smaller.
+    """
+    token = torch.arange(rows * columns).view(rows, columns)
+    row_edge, column_edge = rows - rows % window, columns - columns % window
+    order: list[torch.Tensor] = []
+    windows: Windows = []
+    for top, bottom in ((0, row_edge), (row_edge, rows)):
+        for left, right in ((0, column_edge), (column_edge, columns)):
+            part = token[top:bottom, left:right]
+            if not part.numel():
+                continue
+            high, wide = min(window, bottom - top), min(window, right - left)
+            cut = part.view(part.shape[0] // high, high, part.shape[1] // wide, wide).transpose(1, 2)
+            order.append(cut.flatten())
+            windows.append((cut.shape[0] * cut.shape[1], high * wide * patches))
+    return torch.cat(order), windows
+
+
+def _ordered(x: torch.Tensor, order: torch.Tensor, dim: int, patches: int) -> torch.Tensor:
+    """`x` with the tokens of `dim` in another order, the patches of each staying together."""
+    shape = (*x.shape[:dim], -1, patches, *x.shape[dim + 1 :])
+    return x.reshape(shape).index_select(dim, order).reshape(x.shape)

@@ -1,0 +1,218 @@
+"""The vision encoder of Qwen3-VL (arXiv:2511.21631): a transformer over patches of any grid, and what it looks like
+from within.
+
+Learned positions are a square table that is stretched to a picture's grid; heads turn with row and column besides. Four
+neighbouring patches become one token at the end, and also after some of the layers: those are the taps that the
+language model's first layers add (DeepStack, arXiv:2406.04334). Attention sees one picture, or two frames of a clip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import Fields
+from preprocess.blocks.linear import Embedding, Linear
+from preprocess.blocks.norm import LayerNorm
+from preprocess.blocks.rope import rotate_
+from preprocess.model_folder import ModelFolder
+from preprocess.vision.batching import encode_by_shape
+from preprocess.vision.normalisation import CLIP_MEAN, CLIP_STD, Normalisation
+from preprocess.vision.patches import axial_rotation, places, unfold
+
+MAX_PATCHES: Final = 16_384
+"""Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
+
+_SLICE: Final = 8192
+"""Patches that go through an MLP together: of the largest pictures (65,536 patches) its inside would take gigabytes."""
+
+_EPS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VLVisionConfig:
+    """Sizes of the encoder.
+
+    Attributes:
+        merge: Side of the block of patches that becomes one vision token.
+        frames: Of a clip, that become one patch; a picture counts as so many equal ones.
+        side: Of the square of learned positions.
+        taps: Layers after which the language model is told what was seen so far.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    merge: int
+    frames: int
+    side: int
+    rope_theta: float
+    gelu: str
+    output_size: int
+    taps: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Fields) -> Qwen3VLVisionConfig:
+        """From `config.json`; absent fields are what transformers' configuration classes make them."""
+        vision = config.section("vision_config")
+        kinds = tuple(f"{kind}{part}" for kind in ("qwen3_vl", "qwen3_vl_moe") for part in ("_vision", ""))
+        vision.choice("model_type", kinds, kinds[0])
+        vision.refuse("in_channels", unless=3, reason="only RGB is supported")
+        act = vision.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
+        num_positions = vision.integer("num_position_embeddings", 2304)
+        taps = vision.values.get("deepstack_visual_indexes", [8, 16, 24])
+        result = cls(
+            hidden_size=vision.integer("hidden_size", 1152),
+            intermediate_size=vision.integer("intermediate_size", 4304),
+            num_layers=vision.integer("depth", 27),
+            num_heads=vision.integer("num_heads", 16),
+            patch_size=vision.square("patch_size", 16),
+            merge=vision.integer("spatial_merge_size", 2),
+            frames=vision.square("temporal_patch_size", 2),
+            side=math.isqrt(num_positions),
+            rope_theta=vision.section("rope_parameters").number("rope_theta", 10000.0),
+            gelu="tanh" if act == "gelu_pytorch_tanh" else "none",
+            output_size=vision.integer("out_hidden_size", 3584),
+            taps=tuple(taps) if isinstance(taps, list) else (),
+        )
+        if result.side**2 != num_positions:
+            raise vision.error("num_position_embeddings", num_positions, "a square number")
+        if result.hidden_size % (4 * result.num_heads):
+            raise vision.error("hidden_size", result.hidden_size, f"a multiple of 4 × num_heads {result.num_heads}")
+        if not isinstance(taps, list) or sorted(set(taps) & set(range(result.num_layers))) != taps:
+            raise vision.error(
+                "deepstack_visual_indexes", taps, f"ascending layer indices below depth {result.num_layers}"
+            )
+        return result
+
+
+class EncoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, config: Qwen3VLVisionConfig) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.attention_norm = LayerNorm.load(checkpoint, f"{prefix}.norm1", width, _EPS)
+        self.qkv = Linear.load(checkpoint, f"{prefix}.attn.qkv", width, 3 * width, bias=True)
+        self.out = Linear.load(checkpoint, f"{prefix}.attn.proj", width, width, bias=True)
+        self.mlp_norm = LayerNorm.load(checkpoint, f"{prefix}.norm2", width, _EPS)
+        self.fc1 = Linear.load(checkpoint, f"{prefix}.mlp.linear_fc1", width, inner, bias=True)
+        self.fc2 = Linear.load(checkpoint, f"{prefix}.mlp.linear_fc2", inner, width, bias=True)
+        self.num_heads = config.num_heads
+        self.gelu = config.gelu
+
+    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """(items, patches, hidden) → the same."""
+        qkv = self.qkv(self.attention_norm(x)).view(*x.shape[:2], 3 * self.num_heads, -1)
+        rotate_(qkv[:, :, : 2 * self.num_heads], *rotation)  # queries and keys, not values
+        q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)  # each (items, heads, patches, dim)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (items, patches, hidden)
+        x = x + self.out(attended)
+        for part in torch.split(x, _SLICE, dim=1):
+            part += self.fc2(self.fc1.gelu(self.mlp_norm(part), self.gelu))
+        return x
+
+
+class Merger:
+    """merge × merge neighbouring patches → one token in the language model's width."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, config: Qwen3VLVisionConfig, *, is_tap: bool) -> None:
+        self.width = config.hidden_size * config.merge**2
+        self.is_tap = is_tap
+        self.norm = LayerNorm.load(checkpoint, f"{prefix}.norm", self.width if is_tap else config.hidden_size, _EPS)
+        self.fc1 = Linear.load(checkpoint, f"{prefix}.linear_fc1", self.width, self.width, bias=True)
+        self.fc2 = Linear.load(checkpoint, f"{prefix}.linear_fc2", self.width, config.output_size, bias=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(items, patches, hidden) → (items, tokens, output_size). A tap normalises tokens, the last merger patches."""
+        x = x if self.is_tap else self.norm(x)
+        x = x.reshape(len(x), -1, self.width)
+        x = self.norm(x) if self.is_tap else x
+        return self.fc2(self.fc1.gelu(x, "none"))
+
+
+class Qwen3VLEncoder:
+    """See `engine.runner.VisionEncoder`. A picture is uint8 (1, height, width, 3), a clip's item (frames, …)."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = Qwen3VLVisionConfig.read(checkpoint.config)
+        model, width, patch, frames = "model.visual", config.hidden_size, config.patch_size, config.frames
+        folder, device = ModelFolder(checkpoint.folder), checkpoint.device
+        self.config = config
+        self.image_size = 8 * patch * config.merge
+        self.num_taps = len(config.taps)
+        self.dtype = checkpoint.dtype
+        picture = Fields(folder.image_processor_config, "image processor: ")
+        clip = Fields(folder.video_processor_config, "video processor: ")
+        self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
+        self.of_clip = Normalisation.read(clip, device)
+        kernel = checkpoint.tensor(f"{model}.patch_embed.proj.weight", (width, 3, frames, patch, patch))
+        bias = checkpoint.tensor(f"{model}.patch_embed.proj.bias", (width,))
+        # Pixels stay in (frame, row, column, channel) order, so the convolution's weight takes that order too.
+        self.clip_patches = Linear(kernel.permute(0, 2, 3, 4, 1).flatten(1), bias)
+        # All frames of a picture are the same, so that it is enough to multiply it once.
+        self.picture_patches = Linear(kernel.sum(2).permute(0, 2, 3, 1).flatten(1), bias)
+        self.positions = Embedding.load(checkpoint, f"{model}.pos_embed", config.side**2, width)
+        self.layers = [
+            EncoderLayer(checkpoint, f"{model}.blocks.{index}", config) for index in range(config.num_layers)
+        ]
+        self.merger = Merger(checkpoint, f"{model}.merger", config, is_tap=False)
+        self.taps = {
+            layer: Merger(checkpoint, f"{model}.deepstack_merger_list.{index}", config, is_tap=True)
+            for index, layer in enumerate(config.taps)
+        }
+
+    def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each item → (vision tokens, output_size * (1 + taps)). Items of one size go through together."""
+        return encode_by_shape(pictures, self._encode, MAX_PATCHES * self.config.patch_size**2)
+
+    def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
+        """uint8 (items, frames, height, width, 3) → (items, tokens, output_size * (1 + taps))."""
+        config = self.config
+        frames, height, width = pictures.shape[1:4]
+        if frames not in (1, config.frames):
+            raise ValueError(f"an item of {frames} frames, expected 1 (a picture) or {config.frames} (of a clip)")
+        normalise, embed = (self.of_picture, self.picture_patches) if frames == 1 else (self.of_clip, self.clip_patches)
+        pixels = normalise(pictures.flatten(0, 1)).to(self.dtype).view(pictures.shape)
+        x = embed(unfold(pixels, config.patch_size, config.merge))  # (items, patches, hidden)
+        rows, columns = height // config.patch_size, width // config.patch_size
+        at = places(rows, columns, config.merge, x.device)
+        x = x + self._position_rows(at, rows, columns)
+        rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
+        taps = []
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation)
+            if index in self.taps:
+                taps.append(self.taps[index](x))
+        return torch.cat((self.merger(x), *taps), dim=-1)
+
+    def _position_rows(self, at: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """Position embeddings (patches, hidden) of patches at `at` (2, patches), as `stretch` says."""
+        side = self.config.side
+        (row, row_weight), (column, column_weight) = stretch(at[0], rows, side), stretch(at[1], columns, side)
+        table = self.positions.table
+        total = torch.zeros((at.shape[1], table.shape[1]), dtype=torch.float32, device=table.device)
+        for y in range(2):
+            for x in range(2):
+                weight = (row_weight[y] * column_weight[x]).unsqueeze(1)
+                total += table[row[y] * side + column[x]] * weight
+        return total.to(table.dtype)
+
+
+def stretch(index: torch.Tensor, count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in a line of `side` learned positions place `index` of `count` lies, first and last on first and last.
+
+    Two neighbours (2, places) and how much of each (2, places), in float32.
+    """
+    at = index.float() * (side - 1) / max(count - 1, 1)
+    below = at.floor()
+    share = at - below
+    neighbours = torch.stack((below, below + 1)).long().clamp_(max=side - 1)
+    return neighbours, torch.stack((1 - share, share))

@@ -1,0 +1,85 @@
+"""The largest picture that a family allows, and contexts of 32k tokens: served as transformers computes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.limits import with_vision_cache
+from preprocess.families import largest_item_tokens
+from preprocess.wire import Admitted, Prepared
+from tests.engine.family_parity import Checked, picture, pixels_of, run, user
+
+CONTEXT = 32_768
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": CONTEXT,
+}
+"""So that attention over 32k tokens takes seconds."""
+
+LANGUAGE_MODELS = {
+    "smolvlm": SMALL,
+    "qwen2_5_vl": {**SMALL, "num_attention_heads": 3},  # its heads share the hidden size
+    "qwen3_vl": SMALL,
+    "qwen3_vl_moe": SMALL,
+}
+"""One family for each; the others have one of these."""
+
+
+def edited(folder: Path, name: str, **changes: object) -> None:
+    """Fields of a JSON file replaced."""
+    file = folder / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_largest_picture_that_a_family_allows_is_served(family: str, tmp_path: Path) -> None:
+    folder = FAMILIES[family](tmp_path, text={"max_position_embeddings": 8192})
+    if family.startswith("qwen"):
+        least, most = 32 * 32, 640 * 640
+        size = {"shortest_edge": least, "longest_edge": most}
+        edited(folder, "preprocessor_config.json", size=size, min_pixels=least, max_pixels=most)
+    else:
+        edited(folder, "preprocessor_config.json", size={"longest_edge": 16 * 32}, do_image_splitting=True)
+    checked = Checked(folder, kv_tokens=8192)
+    largest = largest_item_tokens(checked.preparer._family)
+    seen = 0
+    for width, height in ((900, 900), (1500, 500), (20, 3000)):
+        prepared = checked.prepare([user(picture(1, width, height), "What is this?")], max_tokens=2)
+        assert isinstance(prepared, Prepared)
+        request = prepared.request
+        engine = Engine(with_vision_cache(EngineConfig(str(folder), check=True), checked.runner), checked.runner)
+        assert isinstance(engine.submit(request, pixels_of), Admitted)
+        ids = run(engine)["r"]
+        assert int(checked.reference_logits(request, ids[:1])[-1].argmax()) == ids[1]
+        seen = max(seen, request.media[0].num_tokens)
+    assert largest > 1000
+    assert largest * 0.9 < seen <= largest
+
+
+@pytest.mark.parametrize("family", LANGUAGE_MODELS)
+def test_a_context_of_32k_tokens_is_served(family: str, tmp_path: Path) -> None:
+    checked = Checked(FAMILIES[family](tmp_path, text=LANGUAGE_MODELS[family]), kv_tokens=CONTEXT)
+    word = "What is written on the second sign? "
+    once = checked.prepare([user(word)])
+    twice = checked.prepare([user(word * 2)])
+    assert isinstance(once, Prepared)
+    assert isinstance(twice, Prepared)
+    length = twice.request.num_prompt_tokens - once.request.num_prompt_tokens
+    text = word * ((CONTEXT - 400) // length)
+    prepared = checked.prepare([user(text, picture(1, 60, 60), "What is this?")], max_tokens=4)
+    assert isinstance(prepared, Prepared)
+    request = prepared.request
+    assert CONTEXT - 500 < request.num_prompt_tokens < CONTEXT - 4
+    got = checked.answer(request, chunk=4096)
+    expected = checked.reference_logits(request, got.ids[:-1])
+    torch.testing.assert_close(got.logits, expected, atol=1e-4, rtol=1e-5)
