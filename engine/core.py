@@ -328,7 +328,8 @@ class Engine:
                 sequence.num_drafted += len(drafts)
                 if sequence.serial not in self._flagged:
                     kept = self._append(sequence, standing, now_s)
-                    self.speculator.verified(sequence, drafts, standing, kept)
+                    if sequence.drafting is not None:
+                        self.speculator.verified(sequence, drafts, standing, kept)
                 if drafts and sequence.hold is not None:
                     self.kv.shrink(sequence.hold, sequence.num_computed)
         self._end_flagged()
@@ -354,8 +355,9 @@ class Engine:
                 self._fail(sequence, grammar.failure, keep=True)
                 return index
             is_stop, by_id = self._ends(sequence, token.token_id)
-            sequence.num_computed += index > 0
-            sequence.num_accepted += index > 0
+            if index:
+                sequence.num_computed += 1
+                sequence.num_accepted += 1
             sequence.output_ids.append(token.token_id)
             self._generated_tokens += 1
             if is_stop or len(sequence.output_ids) >= sequence.max_tokens:

@@ -113,17 +113,22 @@ class Execution:
         masks = self._grammars.masks(wanted)
         return {chunk.sequence.serial: mask for chunk, mask in zip(shaped, masks, strict=True)}
 
-    def _row(self, chunk: Chunk, masks: Ordered[TokenMask | None] | None) -> Row:
-        sequence, start, drafts = chunk.sequence, chunk.start, chunk.drafts
+    def _row(self, chunk: Chunk, masks: Ordered[TokenMask] | None) -> Row:
+        sequence, start = chunk.sequence, chunk.start
         assert sequence.hold is not None
-        sampling, drafted = None, []
-        if chunk.samples:
-            masks = masks or [None] * (1 + len(drafts))
-            sampling, *drafted = [sequence.sampling(drafts[:index], mask) for index, mask in enumerate(masks)]
+        sampling = sequence.sampling((), masks[0] if masks else None) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
-        if first >= 0:
-            ids = [*sequence.output_ids[first : first + chunk.count - len(drafts)], *drafts] or [FUTURE_TOKEN]
+        if chunk.drafts:
+            drafts = chunk.drafts
+            drafted = [
+                sequence.sampling(drafts[: index + 1], masks[index + 1] if masks else None)
+                for index in range(len(drafts))
+            ]
+            ids = [*sequence.output_ids[first:], *drafts]
             return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta, drafted=drafted)
+        if first >= 0:
+            ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
+            return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
         stop = start + chunk.count
         vision = []
         for picture in sequence.pictures:
@@ -143,7 +148,9 @@ def _standing(sampled: list[SampledToken], chunks: list[Chunk]) -> list[list[Sam
         raise RuntimeError(f"the runner returned {len(sampled)} tokens where {expected} were to be sampled")
     tokens = iter(sampled)
     return [
-        standing(chunk.drafts, list(islice(tokens, 1 + len(chunk.drafts))), chunk.sequence.grammar)
+        standing(chunk.drafts, [next(tokens), *islice(tokens, len(chunk.drafts))], chunk.sequence.grammar)
+        if chunk.drafts
+        else [next(tokens)]
         for chunk in chunks
         if chunk.samples
     ]

@@ -89,7 +89,9 @@ def _token_event(
     stop_token_id: int | None = None,
     usage: Usage | None = None,
 ) -> TokenEvent:
-    logprobs = [token.logprobs for token in sampled if token.logprobs is not None]
+    logprobs = []
+    if sampled[0].logprobs is not None:
+        logprobs = [token.logprobs for token in sampled if token.logprobs is not None]
     first = len(sequence.output_ids) - len(sampled)
     ids = [token.token_id for token in sampled]
     return TokenEvent(sequence.request_id, first, ids, logprobs, reason, stop_token_id, usage)

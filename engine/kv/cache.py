@@ -81,10 +81,11 @@ class KVCache:
     def grow_each(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
         """Give each hold so many positions more, in one write."""
         slots = self._allocate(sum(counts))
-        rows = [hold.row for hold, count in zip(holds, counts, strict=True) for _ in range(count)]
-        positions = [
-            hold.num_slots + index for hold, count in zip(holds, counts, strict=True) for index in range(count)
-        ]
+        rows = [hold.row for hold in holds]
+        positions = [hold.num_slots for hold in holds]
+        if len(slots) > len(holds):
+            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+            positions = [first + i for first, count in zip(positions, counts, strict=True) for i in range(count)]
         self.table.write_cells(rows, positions, slots)
         for hold, count in zip(holds, counts, strict=True):
             hold.num_slots += count
