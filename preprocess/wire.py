@@ -1,7 +1,7 @@
 """Every struct that crosses a process border, and nothing else.
 
     server ──Job──▶ preprocess worker ──Prepared | Refused──▶ server
-    server ──Look──▶ preprocess worker ──Looked | Refused──▶ server
+    server ──Look | Preview──▶ preprocess worker ──Looked | Previewed | Refused──▶ server
     server ──EngineRequest | Abort | Reset──▶ engine ──Admitted | Rejected | ResetDone | EngineStats──▶ server
     engine ──OutputStart, TokenEvents, ResetDone──▶ detokenizer ──Deltas | DetokenizerReset──▶ server
                                         detokenizer ──Stop──▶ engine
@@ -35,24 +35,29 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """One encoded picture: either raw `data`, or a `data_url` (``data:image/...;base64,...``) still in base64."""
+    """One encoded picture: either raw `data`, or a `data_url` (``data:image/...;base64,...``) still in base64.
+
+    `max_pixels`: it is made so small before the model's own processing begins; 0 leaves it as it is.
+    """
 
     data: bytes = b""
     data_url: str = ""
     detail: Detail = "auto"
+    max_pixels: int = 0
 
 
 class VideoPart(msgspec.Struct, frozen=True, tag="video"):
     """One encoded clip: either raw `data`, or a `data_url` (``data:video/...;base64,...``) still in base64.
 
     `fps` and `max_frames`: how many frames a second of it are looked at, and how many at most. 0: as the model's own
-    processor does.
+    processor does. `max_pixels` of each frame, as of a picture.
     """
 
     data: bytes = b""
     data_url: str = ""
     fps: float = 0.0
     max_frames: int = 0
+    max_pixels: int = 0
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -170,7 +175,18 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
     generation: int = 0
 
 
-WorkerInput = Job | Look
+class Preview(msgspec.Struct, frozen=True, tag="preview"):
+    """Ask what the model would see of one picture or clip, without preparing anything for the engine.
+
+    `generation`: as of a `Job`.
+    """
+
+    request_id: str
+    part: ImagePart | VideoPart
+    generation: int = 0
+
+
+WorkerInput = Job | Look | Preview
 
 
 # ---- preprocess worker → server -------------------------------------------------------------------------------------
@@ -347,7 +363,33 @@ class Looked(msgspec.Struct, frozen=True, tag="looked"):
     change: float | None
 
 
-WorkerReply = Prepared | Looked | Refused
+class SeenTile(msgspec.Struct, frozen=True):
+    """Pixels that the vision encoder gets at once, as a picture that can be looked at.
+
+    `row`, `column`: its place in the grid, from 1; 0 and 0 is the whole picture. `time_s`: of a clip's frame.
+    `encoded`: WebP.
+    """
+
+    width: int
+    height: int
+    encoded: bytes
+    row: int = 0
+    column: int = 0
+    time_s: float | None = None
+
+
+class Previewed(msgspec.Struct, frozen=True, tag="previewed"):
+    """A worker's answer to `Preview`: one of `image` and `clip`, and the tiles in the order of the prompt."""
+
+    request_id: str
+    tiles: list[SeenTile]
+    image: ImageInfo | None = None
+    clip: ClipInfo | None = None
+    rows: int = 0
+    columns: int = 0
+
+
+WorkerReply = Prepared | Looked | Previewed | Refused
 
 
 # ---- server, detokenizer → engine -----------------------------------------------------------------------------------
@@ -554,6 +596,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 ServerInput = (
     Prepared
     | Looked
+    | Previewed
     | Refused
     | Admitted
     | Rejected
