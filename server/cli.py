@@ -75,8 +75,9 @@ def serve(**given: str | bool | None) -> None:
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
     from server.launch import launch
     from server.presets import load_presets
+    from server.tls import with_certificate
 
-    settings = Settings.load(given, os.environ).resolve_model()
+    settings = with_certificate(Settings.load(given, os.environ).resolve_model())
     load_presets(settings.presets)  # a broken file is refused now
     raise typer.Exit(launch(settings))
 
@@ -231,6 +232,25 @@ def bench(context: typer.Context) -> None:
     from server.bench import main as measure
 
     raise typer.Exit(measure(list(context.args)))
+
+
+@app.command()
+@_with_options("model", "device", "dtype", "max_running", "max_context", "kv_tokens")
+def prebuild(**given: str | bool | None) -> None:
+    """Compile a model's GPU kernels ahead of time, so that the first start does not wait for them."""
+    from engine.prebuild import prebuild as fill_caches
+    from preprocess.errors import BeholderError
+
+    settings = Settings.load(given, os.environ).resolve_model()
+    try:
+        took_s = fill_caches(settings.engine_config())
+    except BeholderError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        raise typer.Exit(1) from None
+    if took_s is None:
+        typer.echo("beholder: nothing to compile: this model runs here without kernels of its own")
+    else:
+        typer.echo(f"beholder: kernels are in the caches ({took_s:.1f} s)")
 
 
 @app.command()

@@ -20,6 +20,9 @@ MOST_SHAPES: Final = 24
 PATIENCE: Final = 2
 """A shape is captured when it comes for this time."""
 
+MOST_BYTES: Final = 3 * 2048 * 2048
+"""Larger pictures keep the device busy without a graph, and a graph would keep the memory that they take."""
+
 logger = logging.getLogger("beholder.engine")
 
 
@@ -45,6 +48,8 @@ class EncoderGraphs:
 
     def _encode(self, picture: torch.Tensor) -> torch.Tensor:
         shape = picture.shape
+        if picture.numel() > MOST_BYTES:
+            return self._encoder([picture])[0]
         if shape not in self._captured:
             count = self._seen.pop(shape, 0) + 1
             self._seen[shape] = count

@@ -232,3 +232,15 @@ def test_one_batch_ahead_says_what_one_at_a_time_says(folder: Path) -> None:
     together = _answer(ahead, *_requests())
     assert {name: len(ids) for name, ids in together.items()}.items() >= {"r0": 30, "r1": 25, "r4": 20, "r5": 9}.items()
     ahead.check()
+
+
+def test_large_pictures_are_encoded_without_a_graph(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would keep the memory that they take."""
+    monkeypatch.setattr("engine.gpu.encoder_graphs.MOST_BYTES", 32 * 32)
+    picture = torch.randint(0, 256, (1, 64, 32, 3), dtype=torch.uint8)
+    if runner.encoder.image_size == 32:
+        picture = picture[:, :32]
+    known = set(runner._encoder_graphs._captured)
+    first, *_, last = (runner.encode([picture])[0] for _ in range(4))
+    assert torch.equal(first, last)
+    assert set(runner._encoder_graphs._captured) == known
