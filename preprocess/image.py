@@ -21,7 +21,7 @@ from PIL import (  # loaded here, so that `Image.open` finds them and loads none
     JpegImagePlugin,  # noqa: F401
     MpoImagePlugin,  # noqa: F401
     PngImagePlugin,  # noqa: F401
-    TiffImagePlugin,  # noqa: F401
+    TiffImagePlugin,
     WebPImagePlugin,  # noqa: F401
 )
 
@@ -37,6 +37,8 @@ DraftSize = Callable[[int, int], tuple[int, int]]
 """Upright (width, height) → the (width, height) that a reduced-scale decode must at least give."""
 
 _ORIENTATION_TAG: Final = 0x0112
+_SUBSAMPLING: Final = 530
+_YCBCR: Final = 6
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -97,7 +99,10 @@ def _open(data: bytes, found: PictureFormat, limits: MediaLimits) -> Image.Image
 
         pillow_heif.register_heif_opener()
     try:
-        return Image.open(io.BytesIO(data), formats=[found.pillow])
+        image = Image.open(io.BytesIO(data), formats=[found.pillow])
+        if found.pillow == "TIFF":
+            _read_plain_ycbcr(image)
+        return image
     except Image.DecompressionBombError as error:
         number = re.search(r"\((\d+) pixels\)", str(error))
         raise _too_many_pixels(f"{int(number[1]):,}" if number else "far too many", limits) from error
@@ -105,6 +110,19 @@ def _open(data: bytes, found: PictureFormat, limits: MediaLimits) -> Image.Image
         raise
     except Exception as error:  # plugins raise nearly every type there is on hostile bytes
         raise _unreadable(data, found) from error
+
+
+def _read_plain_ycbcr(image: Image.Image) -> None:
+    """Pillow before 13 takes uncompressed YCbCr of three bytes a pixel for RGB of four, and then finds it cut short."""
+    tags, tiles = getattr(image, "tag_v2", {}), getattr(image, "tile", [])
+    as_four_bytes = all(codec == "raw" and args[0] == "RGBX" for codec, _, _, args in tiles)
+    if (
+        as_four_bytes
+        and tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _YCBCR
+        and tags.get(_SUBSAMPLING) == (1, 1)
+    ):
+        image._mode = "YCbCr"
+        image.tile = [tile._replace(args=("YCbCr", *tile.args[1:])) for tile in tiles]  # type: ignore[attr-defined]
 
 
 def _load(image: Image.Image, data: bytes, found: PictureFormat) -> Image.Image:

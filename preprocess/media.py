@@ -20,6 +20,7 @@ from preprocess.arena import ALIGNMENT, Arena
 from preprocess.config import PreprocessConfig
 from preprocess.errors import ClientError
 from preprocess.image import decode, encoded_bytes
+from preprocess.shrink import shrunk, size_within
 from preprocess.video import Clip, encoded_clip, open_clip
 from preprocess.wire import ClipInfo, ImageInfo, ImagePart, Lease, Pixels, VideoPart
 
@@ -118,16 +119,21 @@ class Media:
         family, detail = self.family, part.detail
 
         def draft_size(width: int, height: int) -> tuple[int, int]:
-            return family.layout(width, height, detail).draft_size
+            size = size_within(width, height, part.max_pixels)
+            return family.layout(width, height, detail).draft_size if size == (width, height) else size
 
         picture = decode(data, self.config.limits, None if self.config.exact_decode else draft_size)
-        layout = family.layout(picture.width, picture.height, detail)
+        size = size_within(picture.width, picture.height, part.max_pixels)
+        is_shrunk = size != (picture.width, picture.height)
+        image = shrunk(picture.image, size) if is_shrunk else picture.image
+        layout = family.layout(*size, detail)
         self.decode_s += time.monotonic() - started
         room, offset = self._room_for(layout)
-        family.fill(picture.image, layout, room)
+        family.fill(image, layout, room)
         sha256 = hashlib.sha256(data)
+        source = sha256.digest() + (repr(size).encode() if is_shrunk else b"")
         self.placeholders.append(family.placeholder(layout))
-        self.items.append(Item(layout, self._digest(layout, sha256.digest()), _pixels(layout, room, offset)))
+        self.items.append(Item(layout, self._digest(layout, source), _pixels(layout, room, offset)))
         self.images.append(ImageInfo(picture.width, picture.height, sha256.hexdigest(), layout.num_tokens))
 
     # ---- clips -------------------------------------------------------------------------------------------------------
@@ -139,7 +145,7 @@ class Media:
         wanted = family.sample(clip.timeline, part.fps, most)
         self._check_num_frames(len(wanted))
         segment = Segment(Fraction(0), clip.timeline.duration_s, wanted)
-        (whole,) = self._show(clip, [segment], data)
+        (whole,) = self._show(clip, [segment], data, part.max_pixels)
         self.placeholders.append(whole.placeholder)
         self.items.extend(whole.items)
 
@@ -158,7 +164,7 @@ class Media:
             self._check_num_frames(len(wanted))
             segments.append(Segment(start_s, end_s, wanted))
         self._check_num_frames(len({number for segment in segments for number in segment.wanted}))
-        return self._show(clip, segments, data)
+        return self._show(clip, segments, data, part.max_pixels)
 
     def _open(self, part: VideoPart) -> tuple[bytes, Clip]:
         started = time.monotonic()
@@ -167,7 +173,7 @@ class Media:
         self.decode_s += time.monotonic() - started
         return data, clip
 
-    def _show(self, clip: Clip, segments: Sequence[Segment], data: bytes) -> list[Shown]:
+    def _show(self, clip: Clip, segments: Sequence[Segment], data: bytes, max_pixels: int) -> list[Shown]:
         """Decode the frames of each segment and lay them out, in order.
 
         Not all that are wanted may come out of a damaged clip: the nearest stand for them.
@@ -177,17 +183,20 @@ class Media:
         frames: dict[tuple[int, PictureLayout], npt.NDArray[np.uint8]] = {}
         given: list[int] = []
         size = (0, 0)
+        shrunk_to = b""
         layouts: list[PictureLayout] = []
         for number, image in self._timed(
             clip.frames(sorted({number for segment in segments for number in segment.wanted}))
         ):
+            seen = shrunk(image, size_within(*image.size, max_pixels))
             if not given:
                 size = image.size
-                layouts = [family.layout(*size, len(segment.wanted)) for segment in segments]
+                shrunk_to = b"" if seen is image else repr(seen.size).encode()
+                layouts = [family.layout(*seen.size, len(segment.wanted)) for segment in segments]
             given.append(number)
             for layout in dict.fromkeys(layouts):
                 frames[number, layout] = np.empty((1, *layout.shape[1:]), np.uint8)
-                self.family.fill(image, layout, frames[number, layout])
+                self.family.fill(seen, layout, frames[number, layout])
         chosen = [sorted({_nearest(given, number) for number in segment.wanted}) for segment in segments]
         last_use = {
             (number, layout): index
@@ -207,7 +216,7 @@ class Media:
                 key = (*mine, layout, item_time, index)
                 if key not in made:
                     source = b"".join(number.to_bytes(8, "little") for number in (*mine, item_time))
-                    digest = self._digest(layout, sha256.digest() + source)
+                    digest = self._digest(layout, sha256.digest() + source + shrunk_to)
                     room, offset = self._room_for(layout)
                     np.concatenate([frames[number, layout] for number in mine], out=room)
                     made[key] = Item(layout, digest, _pixels(layout, room, offset), index, item_time)

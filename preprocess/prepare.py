@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -49,6 +49,9 @@ from preprocess.wire import (
 
 if TYPE_CHECKING:
     from preprocess.families.layout import Normalisation
+
+CLIP_SHARE: Final = 0.9
+"""Of the context, that one clip may take; transformers' Qwen processors leave the same."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -103,6 +106,7 @@ class Preparer:
         self._identity = _identity(folder, config)
         self.profile = _profile(folder, config, self._family, self._prompts)
         self._own_context = self.profile.max_context
+        self._leave_room_for_text()
         self._defaults = Defaults.of(folder, self.profile.eos_ids, self.profile.vocab_size)
 
     def lease_bytes(self, num_images: int) -> int:
@@ -113,6 +117,12 @@ class Preparer:
         """Prompt and answer of every job take at most so many tokens; 0 leaves it as it is."""
         if max_context and max_context != self.profile.max_context:
             self.profile = dataclasses.replace(self.profile, max_context=min(max_context, self._own_context))
+            self._leave_room_for_text()
+
+    def _leave_room_for_text(self) -> None:
+        """A clip takes at most so much of the context, however many frames are looked at."""
+        if self._family.clips is not None:
+            self._family.clips.fit_into(int(self.profile.max_context * CLIP_SHARE))
 
     def prepare(self, job: Job) -> Prepared | Refused:
         """Prepare a job. What cannot be served comes back as `Refused`; nothing is raised."""

@@ -32,6 +32,10 @@ class ClipFamily(Protocol):
         """See `preprocess.families.Family.bound`."""
         ...
 
+    def fit_into(self, num_tokens: int) -> None:
+        """Make frames smaller where a whole clip would take more vision tokens, as far as frames may be small."""
+        ...
+
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """The frames to look at, ascending. 0 for `fps` or `max_frames` takes the family's own."""
         ...

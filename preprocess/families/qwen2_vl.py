@@ -121,6 +121,11 @@ class Qwen2VLClips:
         self._most = max(min(self._most, num_tokens * self._side**2), self._least)
         self.lease_bytes = min(3 * self.max_frames * self._most, _CLIP_LEASE_BYTES)
 
+    def fit_into(self, num_tokens: int) -> None:
+        """See `ClipFamily.fit_into`."""
+        if self._is_capped:
+            self._all_pixels = min(self._all_pixels, num_tokens * self._side**2)
+
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`. An even number of frames, unless there is but one."""
         total, together = timeline.num_frames, self.frames_per_item

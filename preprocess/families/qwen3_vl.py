@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _DEFAULT_CLIP_PIXELS: Final = (128 * 32 * 32, 768 * 32 * 32)
 _DEFAULT_FPS: Final = 2.0
 _MAX_ASPECT: Final = 200
+_TIME_TOKENS: Final = 12
+"""Of an item's time and what stands around the item, about."""
 
 
 class Qwen3VLClips:
@@ -46,6 +48,7 @@ class Qwen3VLClips:
         self._side = token_side(folder, settings)
         self._least, self._most = pixel_bounds(folder, settings, _DEFAULT_CLIP_PIXELS)
         self._most_a_frame = self._most
+        self._room = self._most
         self._is_capped = bool(settings.get("cap_pixels_per_frame"))
         self._most_tokens = int(settings.get("max_video_tokens") or 768)
         self.lease_bytes = 3 * self._most
@@ -53,6 +56,10 @@ class Qwen3VLClips:
     def bound(self, num_tokens: int) -> None:
         """See `ClipFamily.bound`."""
         self._most_a_frame = num_tokens * self._side**2
+
+    def fit_into(self, num_tokens: int) -> None:
+        """See `ClipFamily.fit_into`."""
+        self._room = num_tokens
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`."""
@@ -68,6 +75,8 @@ class Qwen3VLClips:
             share = min(self._most_tokens * self._side**2, most // num_frames)
             most = max(share, int(self._least * 1.05)) * num_frames
         most = min(most, max(self._most_a_frame * num_frames, self._least))
+        room = self._room - _TIME_TOKENS * math.ceil(num_frames / self.frames_per_item)
+        most = max(min(most, room * self._side**2 * self.frames_per_item), self._least)
         return token_grid(self._fit(width, height, num_frames, most), self._side, self.frames_per_item)
 
     def item_times(self, times_s: Sequence[Fraction], duration_s: Fraction) -> list[int]:

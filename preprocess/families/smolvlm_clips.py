@@ -56,6 +56,9 @@ class SmolVLMClips:
     def bound(self, num_tokens: int) -> None:
         """See `ClipFamily.bound`. A frame is one tile, whose size the model was trained for."""
 
+    def fit_into(self, num_tokens: int) -> None:
+        """See `ClipFamily.fit_into`. A frame is one tile, whose size the model was trained for."""
+
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
         """See `ClipFamily.sample`."""
         most, per_second = max_frames or self.max_frames, Fraction(fps or self.fps)

@@ -76,12 +76,16 @@ def load_presets(folder: str) -> dict[str, Preset]:
 
 
 def find_preset(name: str, folder: str) -> Preset:
+    """A preset of the server, or of that folder, by its name. Raises as `preset_of` does."""
+    return preset_of(load_presets(folder), name)
+
+
+def preset_of(presets: Mapping[str, Preset], name: str) -> Preset:
     """A preset by its name.
 
     Raises:
         ClientError: 404; there is none.
     """
-    presets = load_presets(folder)
     if name not in presets:
         hint = nearest(name[:64], list(presets)) or f" Known are {', '.join(presets)}."
         raise ClientError(
@@ -92,23 +96,28 @@ def find_preset(name: str, folder: str) -> Preset:
 
 def with_preset(request: SomeSampling, preset: Preset) -> SomeSampling:
     """The request with what the preset sets and it leaves open. A shape of its own replaces the preset's."""
-    missing = _missing(preset, {name for name in SAMPLING_FIELDS if getattr(request, name) is not None})
+    missing = left_open(preset.fields, given_fields(request))
     converted = msgspec.json.decode(msgspec.json.encode(missing), type=Sampling)
     return msgspec.structs.replace(request, **{name: getattr(converted, name) for name in missing})
 
 
 def values_with_preset(values: Mapping[str, object], preset: Preset) -> dict[str, object]:
     """The same for sampling fields that are Python values."""
-    return {**values, **_missing(preset, {name for name, value in values.items() if value is not None})}
+    return {**values, **left_open(preset.fields, {name for name, value in values.items() if value is not None})}
 
 
-def _missing(preset: Preset, given: Set[str]) -> dict[str, Any]:
-    """What the preset sets beside what was given."""
+def given_fields(request: Sampling) -> set[str]:
+    """Names of the sampling fields that a request sets."""
+    return {name for name in SAMPLING_FIELDS if getattr(request, name) is not None}
+
+
+def left_open(fields: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
+    """Those of the fields that nothing given stands for: both names of a limit are one, both fields of a shape too."""
     if "max_completion_tokens" in given:
         given = {*given, "max_tokens"}
     if given & set(SHAPE_FIELDS):
         given = {*given, *SHAPE_FIELDS}
-    return {name: value for name, value in preset.fields.items() if name not in given}
+    return {name: value for name, value in fields.items() if name not in given}
 
 
 def ask_preset(messages: list[Message], preset: Preset) -> list[Message]:

@@ -3,125 +3,103 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
 
 from preprocess.errors import ClientError
 from preprocess.options import bounded
-from preprocess.wire import GenerationOptions
-from server.complaints import invalid, of_validation, unsupported
-from server.request_models import SAMPLING_FIELDS, Sampling
-from server.sampling_rules import generation_options
-from server.settings import Settings
-from server.stream.events import (
-    SESSION_SAMPLING,
-    Ask,
-    Capabilities,
-    SessionLimits,
-    SessionPatch,
-    SessionSettings,
-    Trigger,
-    TriggerPatch,
-)
-from server.stream.presets import DEFAULT_PRESET, PRESETS
+from server.complaints import decode, invalid, unsupported
+from server.request_models import DEFAULT_PROMPT
+from server.shape_models import TextFormat
+from server.stream.events import SESSION_SAMPLING, Ask, SessionPatch, SessionSettings, Trigger, TriggerPatch
+from server.stream.sampling import Question, asked_question, below, session_question
+from server.stream.terms import TRIGGERS, Terms
 
-TRIGGERS: Final = ("manual", "interval", "continuous", "on_change")
 MAX_TEXT: Final = 32_768
 """Most characters of a prompt or of instructions."""
 MAX_INTERVAL_MS: Final = 86_400_000
-DEFAULT_TOKENS: Final = 256
+_patch_decoder: Final = msgspec.json.Decoder(SessionPatch)
 DEFAULT_INTERVAL_MS: Final = 1000.0
 DEFAULT_THRESHOLD: Final = 4.0
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class Configuration:
+    """What holds for a session. `own`: the fields that its client has set; `shown` has the others too."""
+
+    own: Mapping[str, Any]
+    question: Question
+    shown: SessionSettings
+
+    def pinning(self, pinned_ids: list[int]) -> Configuration:
+        """The same with other pinned pictures."""
+        return Configuration(self.own, self.question, msgspec.structs.replace(self.shown, pinned_ids=pinned_ids))
 
 
-def limits_of(settings: Settings) -> SessionLimits:
-    """What the server's options allow one session."""
-    return SessionLimits(
-        max_frame_bytes=min(int(settings.max_image_mb * (1 << 20)), settings.stream_message_bytes),
-        max_clip_bytes=int(min(settings.max_video_mb, settings.stream_max_held_mb) * (1 << 20)),
-        max_message_bytes=settings.stream_message_bytes,
-        max_pixels=settings.max_image_pixels,
-        max_images=settings.max_images,
-        max_fps=settings.stream_max_fps,
-        max_messages_per_s=settings.stream_max_messages_per_s,
-        max_bytes_per_s=settings.stream_max_mb_per_s * (1 << 20),
-        max_held_bytes=int(settings.stream_max_held_mb * (1 << 20)),
-        max_queue=settings.stream_max_queue,
-        max_response_tokens=settings.stream_max_response_tokens,
-        send_queue_bytes=settings.stream_send_queue_kb * 1024,
-        idle_timeout_s=settings.stream_idle_timeout_s,
-        max_session_s=settings.stream_max_session_s,
-        resume_s=settings.stream_resume_s,
-    )
-
-
-CAPABILITIES: Final = Capabilities(triggers=list(TRIGGERS), presets=list(PRESETS), media=["frame", "image", "video"])
-
-
-def default_settings(model_name: str, limits: SessionLimits) -> SessionSettings:
+def first_configuration(terms: Terms) -> Configuration:
     """What holds before the first `session.update`."""
-    return SessionSettings(
-        model=model_name,
-        prompt=PRESETS[DEFAULT_PRESET],
-        preset=DEFAULT_PRESET,
-        max_tokens=min(DEFAULT_TOKENS, limits.max_response_tokens),
-    )
+    return _configuration({}, [], terms)
 
 
-def apply_patch(
-    raw: msgspec.Raw, current: SessionSettings, model_names: tuple[str, ...], limits: SessionLimits
-) -> SessionSettings:
-    """The settings after a patch.
+def patched(raw: msgspec.Raw, current: Configuration, terms: Terms) -> Configuration:
+    """The configuration after a patch.
 
     Raises:
         ClientError: Naming the field; nothing has changed then.
     """
     try:
-        patch = msgspec.json.decode(raw, type=SessionPatch)
-    except msgspec.ValidationError as error:
-        raise _below("session", of_validation(error, SessionPatch)) from None
-    default = default_settings(model_names[0], limits)
-    changes: dict[str, Any] = {}
-    for name in patch.__struct_fields__:
-        value = getattr(patch, name)
-        if value is not UNSET:
+        patch = decode(_patch_decoder, bytes(raw))
+    except ClientError as error:
+        raise below("session", error) from None
+    given = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
+    own = dict(current.own)
+    if given.keys() & {"prompt", "preset"}:  # both are one question
+        own.pop("prompt", None)
+        own.pop("preset", None)
+    pinned_ids = current.shown.pinned_ids
+    for name, value in given.items():
+        if name == "pinned_ids":
+            pinned_ids = _still_pinned(value, pinned_ids)
+        elif value is None:
+            own.pop(name, None)
+        else:
             check = _CHECKS.get(name)
-            changes[name] = getattr(default, name) if value is None else (check(value) if check else value)
-    if patch.model is not UNSET and patch.model is not None and patch.model not in model_names:
+            own[name] = check(value) if check else value
+    configuration = _configuration(own, pinned_ids, terms)
+    _check_together(configuration.shown, terms)
+    return configuration
+
+
+def _configuration(own: dict[str, Any], pinned_ids: list[int], terms: Terms) -> Configuration:
+    question = session_question(own, terms)
+    sampling = {name: getattr(question.shown, name) for name in SESSION_SAMPLING}
+    sampling["response_format"] = sampling["response_format"] or TextFormat()
+    fields = {name: value for name, value in own.items() if name not in sampling}
+    fields.setdefault("model", terms.model_names[0])
+    fields.setdefault("prompt", None if "preset" in own else DEFAULT_PROMPT)
+    return Configuration(own, question, SessionSettings(**fields, **sampling, pinned_ids=pinned_ids))
+
+
+def _still_pinned(wanted: list[int] | None, pinned_ids: list[int]) -> list[int]:
+    absent = set(wanted or []) - set(pinned_ids)
+    if absent:
+        raise invalid(
+            "session.pinned_ids", f"`session.pinned_ids` names {min(absent)}, which is not pinned; send the picture."
+        )
+    return list(dict.fromkeys(wanted or []))
+
+
+def _check_together(settings: SessionSettings, terms: Terms) -> None:
+    if settings.model not in terms.model_names:
         raise ClientError(
-            f"The model {patch.model[:200]!r} is not served here; expected {' or '.join(model_names)}.",
+            f"The model {settings.model[:200]!r} is not served here; expected {' or '.join(terms.model_names)}.",
             status=404,
             code="model_not_found",
             param="session.model",
-        )
-    _choose_prompt(patch, changes)
-    settings = msgspec.structs.replace(current, **changes)
-    _check_together(settings, current, limits)
-    return settings
-
-
-def _choose_prompt(patch: SessionPatch, changes: dict[str, Any]) -> None:
-    if isinstance(patch.prompt, str) and isinstance(patch.preset, str):
-        raise invalid("session.preset", "`session.prompt` and `session.preset` were both given; expected one of them.")
-    if isinstance(patch.preset, str):
-        changes["prompt"] = PRESETS[patch.preset]
-    elif isinstance(patch.prompt, str):
-        changes["preset"] = None
-    elif patch.prompt is None or patch.preset is None:
-        changes["prompt"], changes["preset"] = PRESETS[DEFAULT_PRESET], DEFAULT_PRESET
-
-
-def _check_together(settings: SessionSettings, current: SessionSettings, limits: SessionLimits) -> None:
-    options(settings, "session")
-    if settings.max_tokens > limits.max_response_tokens:
-        raise invalid(
-            "session.max_tokens",
-            f"`session.max_tokens` is {settings.max_tokens}; expected at most {limits.max_response_tokens}.",
         )
     if settings.preempt and settings.trigger.mode == "continuous":
         raise invalid(
@@ -129,51 +107,18 @@ def _check_together(settings: SessionSettings, current: SessionSettings, limits:
             "`session.preempt` with the continuous trigger would end every response before it is done; expected "
             "another trigger, or false.",
         )
-    absent = set(settings.pinned_ids) - set(current.pinned_ids)
-    if absent:
-        raise invalid(
-            "session.pinned_ids", f"`session.pinned_ids` names {min(absent)}, which is not pinned; send the picture."
-        )
+    bounded("session.max_pixels", settings.max_pixels, 1, terms.limits.max_pixels)
     num_images = len(settings.pinned_ids) + max(1, 2 * settings.context_frames)
-    if num_images > limits.max_images:
+    if num_images > terms.limits.max_images:
         raise invalid(
             "session.context_frames",
             f"`session.context_frames` {settings.context_frames} and {len(settings.pinned_ids)} pinned pictures make "
-            f"{num_images} pictures in a prompt; at most {limits.max_images} are accepted.",
+            f"{num_images} pictures in a prompt; at most {terms.limits.max_images} are accepted.",
         )
 
 
-def options(settings: SessionSettings, path: str, ask: Ask | None = None) -> GenerationOptions:
-    """How responses are sampled.
-
-    Raises:
-        ClientError: Naming the field below `path`.
-    """
-    values = {name: getattr(settings, name) for name in SESSION_SAMPLING}
-    if ask is not None:
-        for name in SAMPLING_FIELDS:  # all of them: none is accepted and ignored
-            value = getattr(ask, name)
-            if value is not None:
-                values[name] = value
-        if ask.max_completion_tokens is not None and ask.max_tokens is None:
-            values["max_tokens"] = ask.max_completion_tokens
-            values.pop("max_completion_tokens", None)
-    try:
-        return generation_options(Sampling(**values))
-    except ClientError as error:
-        raise _below(path, error) from None
-
-
-def _below(path: str, error: ClientError) -> ClientError:
-    """The same refusal of a field that lies deeper in the event."""
-    if not error.param:
-        return ClientError(error.message.replace("The body", f"`{path}`", 1), code=error.code, param=path)
-    message = error.message.replace(f"`{error.param}`", f"`{path}.{error.param}`", 1)
-    return ClientError(message, code=error.code, param=f"{path}.{error.param}")
-
-
-def check_ask(ask: Ask, settings: SessionSettings, limits: SessionLimits) -> GenerationOptions:
-    """The sampling of one response that was asked for.
+def check_ask(ask: Ask, configuration: Configuration, terms: Terms) -> Question:
+    """What one `response.create` asks, and how its answer is sampled.
 
     Raises:
         ClientError: Naming the field.
@@ -185,16 +130,11 @@ def check_ask(ask: Ask, settings: SessionSettings, limits: SessionLimits) -> Gen
         text = getattr(ask, name)
         if text is not None:
             _text(f"response.{name}")(text)
-    if ask.model is not None and ask.model != settings.model:
-        raise invalid("response.model", f"`response.model` is not the session's ({settings.model}): leave it out.")
+    model = configuration.shown.model
+    if ask.model is not None and ask.model != model:
+        raise invalid("response.model", f"`response.model` is not the session's ({model}): leave it out.")
     check_metadata(ask.metadata)
-    sampling = options(settings, "response", ask)
-    if sampling.max_tokens is not None and sampling.max_tokens > limits.max_response_tokens:
-        raise invalid(
-            "response.max_tokens",
-            f"`response.max_tokens` is {sampling.max_tokens}; expected at most {limits.max_response_tokens}.",
-        )
-    return sampling
+    return asked_question(ask, configuration.own, configuration.question, terms)
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:
@@ -238,14 +178,6 @@ def _context_frames(value: int) -> int:
     return value
 
 
-def _response_format(value: dict[str, Any]) -> dict[str, str]:
-    if value != {"type": "text"}:
-        raise unsupported(
-            "session.response_format", '`session.response_format` is not supported except as {"type": "text"}.'
-        )
-    return {"type": "text"}
-
-
 def _trigger(patch: TriggerPatch) -> Trigger:
     path = "session.trigger"
     mode: Any = _word(f"{path}.mode", *TRIGGERS)(patch.mode)
@@ -271,11 +203,9 @@ def _trigger(patch: TriggerPatch) -> Trigger:
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "instructions": _text("session.instructions"),
     "prompt": _text("session.prompt"),
-    "preset": _word("session.preset", *PRESETS),
     "prompt_position": _word("session.prompt_position", "before", "after"),
     "trigger": _trigger,
     "overflow": _word("session.overflow", "latest", "queue"),
     "context_frames": _context_frames,
     "detail": _word("session.detail", "auto", "low", "high"),
-    "response_format": _response_format,
 }

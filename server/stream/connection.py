@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -37,7 +37,7 @@ LEAVING: Final = (1000, 1001)
 class Connection:
     """An accepted connection."""
 
-    def __init__(self, websocket: WebSocket, hub: Hub, kind: type[Lifetime]) -> None:
+    def __init__(self, websocket: WebSocket, hub: Hub, kind: type[Lifetime[Any]]) -> None:
         self._websocket = websocket
         self._hub = hub
         self._kind = kind
@@ -99,7 +99,7 @@ class Connection:
     def dismiss(self, code: CloseCode, reason: str, error: BeholderError | None = None) -> None:
         """Close this connection without ending its session."""
         if error is not None:
-            self._direct.append(encode(self._kind.fatal(error)))
+            self._direct.append(encode(self._kind.refusal(error, fatal=True)))
         self._close = self._close or Close(code, reason)
         self.wake()
 

@@ -5,14 +5,15 @@ Client events refuse fields that they do not have. Server events get their `seq`
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Detail
-from server.request_models import Sampling
+from server.request_models import SAMPLING_FIELDS, Sampling
+from server.shape_models import ResponseFormat, StructuredOutputs, TextFormat
 
 TriggerMode = Literal["manual", "interval", "continuous", "on_change"]
 Status = Literal["completed", "cancelled", "failed", "incomplete"]
@@ -49,6 +50,7 @@ class Ask(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One response asked for, with what differs from the session for it alone."""
 
     prompt: str | None = None
+    preset: str | None = None
     instructions: str | None = None
     frame_ids: list[int] | None = None
     metadata: dict[str, str] | None = None
@@ -117,8 +119,10 @@ class SessionPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preempt: bool | UnsetType | None = UNSET
     context_frames: int | UnsetType | None = UNSET
     detail: str | UnsetType | None = UNSET
+    max_pixels: int | UnsetType | None = UNSET
     pinned_ids: list[int] | UnsetType | None = UNSET
-    response_format: dict[str, Any] | UnsetType | None = UNSET
+    response_format: ResponseFormat | UnsetType | None = UNSET
+    structured_outputs: StructuredOutputs | UnsetType | None = UNSET
     return_token_ids: bool | UnsetType | None = UNSET
     max_tokens: int | UnsetType | None = UNSET
     min_tokens: int | UnsetType | None = UNSET
@@ -133,6 +137,8 @@ class SessionPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stop: str | list[str] | UnsetType | None = UNSET
     stop_token_ids: list[int] | UnsetType | None = UNSET
     ignore_eos: bool | UnsetType | None = UNSET
+    include_stop_str_in_output: bool | UnsetType | None = UNSET
+    skip_special_tokens: bool | UnsetType | None = UNSET
 
 
 class TriggerPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,11 +161,15 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that holds for a session now. A sampling field that is null is left to the model."""
+    """All that holds for a session now, the preset's sampling and shape with it. What is null is left to the model.
+
+    `prompt`: the client's own text, which stands where the preset has a place for it; null where the preset does
+    without.
+    """
 
     model: str
     instructions: str | None = None
-    prompt: str
+    prompt: str | None
     preset: str | None = None
     prompt_position: Literal["before", "after"] = "before"
     trigger: Trigger = msgspec.field(default_factory=Trigger)
@@ -167,8 +177,10 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     preempt: bool = False
     context_frames: int = 0
     detail: Detail = "auto"
+    max_pixels: int | None = None
     pinned_ids: list[int] = msgspec.field(default_factory=list)
-    response_format: dict[str, str] = msgspec.field(default_factory=lambda: {"type": "text"})
+    response_format: ResponseFormat = msgspec.field(default_factory=TextFormat)
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
     max_tokens: int
     min_tokens: int | None = None
@@ -183,23 +195,17 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its texts and shapes, of which there may be many."""
+        return len(msgspec.json.encode(self))
 
 
-SESSION_SAMPLING: Final = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-)
+SESSION_SAMPLING: Final = tuple(name for name in SAMPLING_FIELDS if name != "max_completion_tokens")
+"""Sampling fields and shapes that a session has; `max_completion_tokens` is another name of `max_tokens`."""
 
 
 # ---- what the server says -------------------------------------------------------------------------------------------
@@ -273,11 +279,21 @@ class SessionCreated(ServerEvent, frozen=True, kw_only=True, tag="session.create
     limits: SessionLimits
     capabilities: Capabilities
 
+    @property
+    def num_bytes(self) -> int:
+        """With the settings."""
+        return EVENT_BYTES + self.session.num_bytes
+
 
 class SessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="session.updated"):
     """The settings after a change."""
 
     session: SessionSettings
+
+    @property
+    def num_bytes(self) -> int:
+        """With the settings."""
+        return EVENT_BYTES + self.session.num_bytes
 
 
 class SessionResumed(ServerEvent, frozen=True, kw_only=True, tag="session.resumed"):
@@ -422,6 +438,25 @@ class FramesStats(ServerEvent, frozen=True, kw_only=True, tag="frames.stats"):
         return isinstance(earlier, FramesStats)
 
 
+class RateLimit(msgspec.Struct, frozen=True):
+    """How much of one of the limits on speed is left: `remaining` of `limit` at once, all of it in `reset_seconds`."""
+
+    name: str
+    limit: float
+    remaining: float
+    reset_seconds: float
+
+
+class RateLimitsUpdated(ServerEvent, frozen=True, kw_only=True, tag="rate_limits.updated"):
+    """Less than half of a limit was left; at most one a second, and a last one when all are above half again."""
+
+    rate_limits: list[RateLimit]
+
+    def replaces(self, earlier: OutboundEvent) -> bool:
+        """What was left earlier is of no use any more."""
+        return isinstance(earlier, RateLimitsUpdated)
+
+
 class FeedbackCreated(ServerEvent, frozen=True, kw_only=True, tag="feedback.created"):
     """The feedback was taken."""
 
@@ -452,6 +487,7 @@ SERVER_EVENTS: Final[tuple[type[ServerEvent], ...]] = (
     TextDelta,
     ResponseDone,
     FramesStats,
+    RateLimitsUpdated,
     FeedbackCreated,
     Pong,
     ErrorEvent,

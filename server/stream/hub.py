@@ -6,7 +6,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,12 +15,12 @@ from prometheus_client.registry import Collector
 
 from preprocess.errors import ClientError
 from server.routes.context import Context
-from server.stream.configuration import limits_of
 from server.stream.events import ServerEvent, SessionResume, SessionResumed, SessionResyncRequired
 from server.stream.lifetime import Lifetime
 from server.stream.live import Live
 from server.stream.mailbox import DROP_REASONS
 from server.stream.session import Session
+from server.stream.terms import terms_of
 from server.stream.work import State
 
 _AGE_S: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10)
@@ -31,7 +31,7 @@ class Hub(Collector):
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.limits = limits_of(context.settings)
+        self.terms = terms_of(context.settings)
         self.sessions: dict[str, Live] = {}
         self._labels = {"model_name": context.settings.model_name}
         self._outcomes: dict[str, int] = dict.fromkeys(("captioned", *DROP_REASONS), 0)
@@ -63,13 +63,12 @@ class Hub(Collector):
         """Whether one more session would be too many."""
         return len(self.sessions) >= self.context.settings.stream_max_sessions
 
-    def begin(self, kind: type[Lifetime]) -> Live:
+    def begin(self, kind: type[Lifetime[Any]]) -> Live:
         """A new session of a kind."""
         session = kind(
             f"sess-{secrets.token_hex(8)}",
             secrets.token_urlsafe(24),
-            self.context.settings.model_names,
-            self.limits,
+            self.terms,
             time.monotonic(),
             self,
         )
@@ -90,7 +89,7 @@ class Hub(Collector):
         if not right or live is None or not isinstance(session, Session):
             raise ClientError(
                 f"There is no session {event.session_id[:80]!r} to resume with that token: a session is kept "
-                f"{self.limits.resume_s:g} s after its connection was lost. Begin another one.",
+                f"{self.terms.limits.resume_s:g} s after its connection was lost. Begin another one.",
                 status=404,
                 code="session_not_found",
                 param="session_id",

@@ -59,5 +59,5 @@ def event_id_of(raw: bytes) -> str | None:
     """The `event_id` of an event that was refused, if it has one."""
     try:
         return msgspec.json.decode(raw, type=Envelope).event_id
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

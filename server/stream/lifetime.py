@@ -1,21 +1,28 @@
-"""What every kind of session shares: its state and limits in time and amount, its outbox, the actions for its driver.
+"""What every kind of session shares: its state and limits, its outbox, its one response, the actions for its driver.
 
 CONNECTED ⇄ DETACHED        by `detach` and `attach`, where a kind of session can be resumed
     └──── CLOSED            by `end`: exactly one `Close`, after which nothing is asked of the driver
+
+At most one response runs; what comes for one that is done is ignored.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import Delta, Looked
-from server.stream.events import OutboundEvent, SessionLimits
+from server.faults import rejection
+from server.stream.events import ClientEvent, OutboundEvent
+from server.stream.incoming import event_id_of
 from server.stream.mailbox import DropReason, Mailbox
 from server.stream.outbox import Outbox
-from server.stream.pace import Bucket, Recent
-from server.stream.work import Action, Close, CloseCode, State
+from server.stream.pace import Recent
+from server.stream.rates import Rates
+from server.stream.response import Ending
+from server.stream.terms import Terms
+from server.stream.work import Action, Cancel, Close, CloseCode, State
 
 
 class Tally(Protocol):
@@ -31,14 +38,22 @@ class Tally(Protocol):
         """A person judged a response."""
 
 
-class Lifetime(abc.ABC):
+class Running(Protocol):
+    """A response while it runs."""
+
+    id: str
+
+
+R = TypeVar("R", bound=Running)
+
+
+class Lifetime(abc.ABC, Generic[R]):
     """Base of sessions. Every call carries the time in seconds of one monotonic clock.
 
     Args:
         session_id: Its name.
         resume_token: Who knows it may go on with the session.
-        model_names: Names of the served model, the one that answers carry first.
-        limits: What the server allows.
+        terms: What the server offers.
         now_s: The time.
         tally: Is told of what is counted over all sessions.
     """
@@ -47,33 +62,26 @@ class Lifetime(abc.ABC):
     """Whether a session outlives its connection for a while."""
 
     def __init__(
-        self,
-        session_id: str,
-        resume_token: str,
-        model_names: tuple[str, ...],
-        limits: SessionLimits,
-        now_s: float,
-        tally: Tally | None = None,
+        self, session_id: str, resume_token: str, terms: Terms, now_s: float, tally: Tally | None = None
     ) -> None:
         self.id = session_id
         self.resume_token = resume_token
-        self.limits = limits
+        self.terms = terms
+        self.limits = terms.limits
         self.state = State.CONNECTED
-        self.mailbox = Mailbox(limits.max_queue)
-        self.outbox = Outbox(limits.send_queue_bytes, limits.send_queue_bytes)
+        self.mailbox = Mailbox(terms.limits.max_queue)
+        self.outbox = Outbox(terms.limits.send_queue_bytes, terms.limits.send_queue_bytes)
         self.age = Recent()
         self.rtt_ms: float | None = None
         self.detached_s = 0.0
-        self._model_names = model_names
         self._tally = tally
         self._actions: list[Action] = []
-        self._messages = Bucket(limits.max_messages_per_s, 2 * limits.max_messages_per_s, now_s)
-        self._bytes = Bucket(
-            limits.max_bytes_per_s, max(2 * limits.max_bytes_per_s, float(limits.max_message_bytes)), now_s
-        )
-        self._frames = Bucket(limits.max_fps, max(1.0, limits.max_fps / 4), now_s)
+        self._rates = Rates(terms.limits, now_s)
+        self._active: R | None = None
+        self._draining = False
+        self._serial = 0
         self._heard_s = now_s
-        self._expires_s = now_s + limits.max_session_s
+        self._expires_s = now_s + terms.limits.max_session_s
 
     # ---- what a kind of session says -------------------------------------------------------------------------------
 
@@ -81,10 +89,6 @@ class Lifetime(abc.ABC):
     @abc.abstractmethod
     def held_bytes(self) -> int:
         """Encoded pictures kept in memory."""
-
-    @abc.abstractmethod
-    def receive_text(self, data: str | bytes, now_s: float) -> None:
-        """One text message."""
 
     @abc.abstractmethod
     def receive_binary(self, data: bytes, now_s: float) -> None:
@@ -95,10 +99,6 @@ class Lifetime(abc.ABC):
         self, response_id: str, num_prompt_tokens: int, decode_ms: float, preprocess_ms: float, now_s: float
     ) -> None:
         """The engine has a response's chat."""
-
-    @abc.abstractmethod
-    def on_delta(self, response_id: str, delta: Delta, now_s: float) -> None:
-        """The engine has said more."""
 
     @abc.abstractmethod
     def on_failed(self, response_id: str, error: BeholderError, now_s: float) -> None:
@@ -117,8 +117,28 @@ class Lifetime(abc.ABC):
         """The server is about to end: finish what runs, start nothing."""
 
     @abc.abstractmethod
-    def _stop_work(self, reason: DropReason, now_s: float) -> None:
-        """End everything that costs something."""
+    def _decode(self, raw: bytes) -> ClientEvent:
+        """The event in a text message; raises `ClientError`."""
+
+    @abc.abstractmethod
+    def _on_event(self, event: ClientEvent, now_s: float) -> None:
+        """Do as the client says; raises `BeholderError`."""
+
+    @abc.abstractmethod
+    def _advance(self, now_s: float) -> None:
+        """Something has changed: start what may start now, end what is to end."""
+
+    @abc.abstractmethod
+    def _speak(self, response: R, delta: Delta, now_s: float) -> None:
+        """Tell the client what the engine said."""
+
+    @abc.abstractmethod
+    def _finish(self, response: R, ending: Ending, now_s: float) -> None:
+        """The running response is done: tell the client."""
+
+    @abc.abstractmethod
+    def _drop_frames(self, reason: DropReason) -> None:
+        """Nothing that waits gets a response."""
 
     @abc.abstractmethod
     def _forget(self) -> None:
@@ -126,10 +146,85 @@ class Lifetime(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def fatal(error: BeholderError) -> OutboundEvent:
-        """The event that tells why the connection is closed next."""
+    def refusal(error: BeholderError, event_id: str | None = None, *, fatal: bool = False) -> OutboundEvent:
+        """The event that tells of an error. `fatal`: the connection is closed next."""
 
-    # ---- what they share -------------------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def receive_text(self, data: str | bytes, now_s: float) -> None:
+        """One JSON event."""
+        raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
+        if not self._hear(len(raw), now_s):
+            return
+        event_id: str | None = None
+        try:
+            event = self._decode(raw)
+            event_id = event.event_id
+            self._on_event(event, now_s)
+        except BeholderError as error:
+            self.outbox.put(self.refusal(error, event_id or event_id_of(raw)))
+        self._advance(now_s)
+
+    def _hear(self, num_bytes: int, now_s: float) -> bool:
+        """Whether a message may be looked at."""
+        if self.state is not State.CONNECTED:
+            return False
+        self._heard_s = now_s
+        if not self._rates.messages.admits(now_s):
+            what = f"more than {self.limits.max_messages_per_s:g} messages a second (--stream-max-messages-per-s)"
+        elif not self._rates.bytes.admits(now_s, num_bytes):
+            what = f"more than {self.limits.max_bytes_per_s / (1 << 20):g} MiB a second (--stream-max-mb-per-s)"
+        else:
+            self._rates.note(now_s)
+            return True
+        error = ClientError(f"The client sent {what}; send less.", code="rate_limited", status=429, retry_after_s=1.0)
+        self.end(CloseCode.RATE_LIMITED, "rate limited", now_s, error)
+        return False
+
+    def _reads_too_slowly(self, now_s: float) -> bool:
+        """Whether the session had to end because too much waits for its reader."""
+        if not self.outbox.overflows:
+            return False
+        error = ServiceError(
+            "The client reads too slowly: more waits for it than this server keeps (--stream-send-queue-kb).",
+            code="slow_reader",
+        )
+        self.end(CloseCode.OVERLOAD, "too slow a reader", now_s, error)
+        return True
+
+    # ---- the response ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a response runs."""
+        return self._active is not None
+
+    def _running(self, response_id: str) -> R | None:
+        active = self._active
+        return active if active is not None and active.id == response_id else None
+
+    def on_delta(self, response_id: str, delta: Delta, now_s: float) -> None:
+        """The engine has said more."""
+        response = self._running(response_id)
+        if response is None:
+            return
+        if delta.error is not None:
+            self.on_failed(response_id, rejection(delta.error), now_s)
+            return
+        if delta.finish_reason in {"abort", "error"}:
+            self.on_failed(response_id, ServiceError("The generation was ended by the server.", code="aborted"), now_s)
+            return
+        self._speak(response, delta, now_s)
+        if delta.finish_reason is not None:
+            self._finish(response, Ending.of(delta), now_s)
+        self._advance(now_s)
+
+    def _cancel_active(self, reason: DropReason, now_s: float) -> None:
+        assert self._active is not None
+        self._actions.append(Cancel(self._active.id))
+        self._finish(self._active, Ending("cancelled", reason=reason), now_s)
+
+    # ---- time and connection ---------------------------------------------------------------------------------------
 
     def take_actions(self) -> list[Action]:
         """Work since the last call, in order."""
@@ -163,7 +258,7 @@ class Lifetime(abc.ABC):
             return
         self._stop_work("disconnected", now_s)
         if error is not None:
-            self.outbox.put(self.fatal(error))
+            self.outbox.put(self.refusal(error, fatal=True))
         self.state = State.CLOSED
         self._forget()
         self._actions.append(Close(code, reason))
@@ -191,28 +286,8 @@ class Lifetime(abc.ABC):
             )
             self.end(CloseCode.EXPIRED, "session expired", now_s, error)
 
-    def _hear(self, num_bytes: int, now_s: float) -> bool:
-        """Whether a message may be looked at."""
-        if self.state is not State.CONNECTED:
-            return False
-        self._heard_s = now_s
-        if not self._messages.admits(now_s):
-            what = f"more than {self.limits.max_messages_per_s:g} messages a second (--stream-max-messages-per-s)"
-        elif not self._bytes.admits(now_s, num_bytes):
-            what = f"more than {self.limits.max_bytes_per_s / (1 << 20):g} MiB a second (--stream-max-mb-per-s)"
-        else:
-            return True
-        error = ClientError(f"The client sent {what}; send less.", code="rate_limited", status=429, retry_after_s=1.0)
-        self.end(CloseCode.RATE_LIMITED, "rate limited", now_s, error)
-        return False
-
-    def _reads_too_slowly(self, now_s: float) -> bool:
-        """Whether the session had to end because too much waits for its reader."""
-        if not self.outbox.overflows:
-            return False
-        error = ServiceError(
-            "The client reads too slowly: more waits for it than this server keeps (--stream-send-queue-kb).",
-            code="slow_reader",
-        )
-        self.end(CloseCode.OVERLOAD, "too slow a reader", now_s, error)
-        return True
+    def _stop_work(self, reason: DropReason, now_s: float) -> None:
+        """End everything that costs something."""
+        if self._active is not None:
+            self._cancel_active(reason, now_s)
+        self._drop_frames(reason)

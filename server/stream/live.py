@@ -35,7 +35,7 @@ class Live:
         on_end: Called once, when the session is closed.
     """
 
-    def __init__(self, session: Lifetime, context: Context, on_end: Callable[[Live], None]) -> None:
+    def __init__(self, session: Lifetime[Any], context: Context, on_end: Callable[[Live], None]) -> None:
         self.session = session
         self.connection: Connection | None = None
         self.close: Close | None = None

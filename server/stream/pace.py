@@ -10,15 +10,18 @@ class Bucket:
     """Admits `per_s` a second on average, and `burst` at once."""
 
     def __init__(self, per_s: float, burst: float, now_s: float) -> None:
-        self._per_s = per_s
-        self._burst = max(burst, 1.0)
-        self._level = self._burst
+        self.per_s = per_s
+        self.burst = max(burst, 1.0)
+        self._level = self.burst
         self._last_s = now_s
+
+    def level(self, now_s: float) -> float:
+        """How much may pass now."""
+        return min(self.burst, self._level + (now_s - self._last_s) * self.per_s)
 
     def admits(self, now_s: float, amount: float = 1.0) -> bool:
         """Whether `amount` more may pass now. What may not is not charged."""
-        self._level = min(self._burst, self._level + (now_s - self._last_s) * self._per_s)
-        self._last_s = now_s
+        self._level, self._last_s = self.level(now_s), now_s
         if self._level + 1e-9 < amount:  # a camera at exactly the limit must not lose a frame to rounding
             return False
         self._level -= amount

@@ -14,13 +14,12 @@ import msgspec
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import Delta, Detail, GenerationOptions, Looked, TextPart, Usage
 from server.complaints import invalid, unsupported
-from server.faults import rejection
 from server.request_models import Sampling
 from server.sampling_rules import generation_options
-from server.stream.configuration import DEFAULT_TOKENS, check_metadata
+from server.stream.configuration import check_metadata
 from server.stream.conversation import Conversation, Item, item_of, messages_of, new_id, picture
-from server.stream.events import ClientEvent, SessionLimits
-from server.stream.incoming import Decoders, event_id_of
+from server.stream.events import ClientEvent
+from server.stream.incoming import Decoders
 from server.stream.lifetime import Lifetime, Tally
 from server.stream.mailbox import DropReason, Frame
 from server.stream.realtime_events import (
@@ -41,7 +40,10 @@ from server.stream.realtime_events import (
     ResponseParams,
     error_event,
 )
-from server.stream.work import Cancel, CloseCode, Start, State
+from server.stream.response import Ending
+from server.stream.sampling import DEFAULT_TOKENS
+from server.stream.terms import Terms
+from server.stream.work import CloseCode, Start, State
 
 _decoders: Final = Decoders(REALTIME_EVENTS)
 _REASONS: Final = {"cancelled": "client_cancelled", "incomplete": "max_output_tokens"}
@@ -61,50 +63,27 @@ class _Response:
     text: list[str] = field(default_factory=list)
 
 
-class RealtimeSession(Lifetime):
+class RealtimeSession(Lifetime[_Response]):
     """The rules of one Realtime session; see `Lifetime` for its arguments."""
 
     resumable = False
 
     def __init__(
-        self,
-        session_id: str,
-        resume_token: str,
-        model_names: tuple[str, ...],
-        limits: SessionLimits,
-        now_s: float,
-        tally: Tally | None = None,
+        self, session_id: str, resume_token: str, terms: Terms, now_s: float, tally: Tally | None = None
     ) -> None:
-        super().__init__(session_id, resume_token, model_names, limits, now_s, tally)
+        super().__init__(session_id, resume_token, terms, now_s, tally)
         self._config = RealtimeConfig(
             type="realtime",
-            model=model_names[0],
+            model=terms.model_names[0],
             instructions="",
             output_modalities=["text"],
             max_output_tokens="inf",
             beholder=Extras(),
         )
-        self._conversation = Conversation(limits.max_held_bytes, limits.max_images)
-        self._active: _Response | None = None
-        self._draining = False
-        self._serial = 0
+        self._conversation = Conversation(terms.limits.max_held_bytes, terms.limits.max_images)
         self._say("session.created", session=self._shown_session())
 
     # ---- what the client sends -------------------------------------------------------------------------------------
-
-    def receive_text(self, data: str | bytes, now_s: float) -> None:
-        """One JSON event."""
-        raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
-        if not self._hear(len(raw), now_s):
-            return
-        event_id: str | None = None
-        try:
-            event = _decoders.decode(raw, NOT_SERVED)
-            event_id = event.event_id
-            self._on_event(event, now_s)
-        except BeholderError as error:
-            self.outbox.put(error_event(error, event_id or event_id_of(raw)))
-        self._reads_too_slowly(now_s)
 
     def receive_binary(self, data: bytes, now_s: float) -> None:
         """Realtime events are text; a picture comes as base64."""
@@ -113,6 +92,9 @@ class RealtimeSession(Lifetime):
                 "Binary messages are not taken here: send JSON, or use /v1/stream.", code="unsupported_media_type"
             )
             self.end(CloseCode.BAD_MEDIA_TYPE, "text messages only", now_s, error)
+
+    def _decode(self, raw: bytes) -> ClientEvent:
+        return _decoders.decode(raw, NOT_SERVED)
 
     def _on_event(self, event: ClientEvent, now_s: float) -> None:
         if isinstance(event, RealtimeUpdate):
@@ -138,9 +120,9 @@ class RealtimeSession(Lifetime):
         _refuse_unserved(patch, "session")
         if patch.type not in {None, "realtime"}:
             raise unsupported("session.type", f"`session.type` {patch.type!r:.40} is not supported except as realtime.")
-        if patch.model is not None and patch.model not in self._model_names:
+        if patch.model is not None and patch.model not in self.terms.model_names:
             raise ClientError(
-                f"The model {patch.model[:200]!r} is not served here; expected {' or '.join(self._model_names)}.",
+                f"The model {patch.model[:200]!r} is not served here; expected {' or '.join(self.terms.model_names)}.",
                 status=404,
                 code="model_not_found",
                 param="session.model",
@@ -164,7 +146,7 @@ class RealtimeSession(Lifetime):
         picture(url, self._detail, "image", self.limits.max_frame_bytes)
         self._serial += 1
         frame = Frame(self._serial, url.encode(), now_s, now_s)
-        if self._frames.admits(now_s):
+        if self._rates.frames.admits(now_s):
             self.mailbox.put(frame)
         else:
             self.mailbox.refuse("rate")
@@ -210,6 +192,8 @@ class RealtimeSession(Lifetime):
         )
         self._actions.append(Start(response.id, messages_of(items, instructions), sampling))
         self._say("response.created", response=self._shown_response(response, "in_progress"))
+        left = [msgspec.to_builtins(limit) for limit in self._rates.shown_to_openai(now_s)]
+        self._say("rate_limits.updated", rate_limits=left)
 
     def _show_newest(self) -> Frame | None:
         """The camera's newest picture becomes an item, unless there is none."""
@@ -247,14 +231,7 @@ class RealtimeSession(Lifetime):
             self._say("conversation.item.added", previous_item_id=previous, item=item)
         self._say("response.content_part.added", **self._place(response), part={"type": "text", "text": ""})
 
-    def on_delta(self, response_id: str, delta: Delta, now_s: float) -> None:
-        """The engine has said more."""
-        response = self._running(response_id)
-        if response is None:
-            return
-        if delta.error is not None:
-            self.on_failed(response_id, rejection(delta.error), now_s)
-            return
+    def _speak(self, response: _Response, delta: Delta, now_s: float) -> None:
         if delta.token_ids and not response.has_spoken:
             response.has_spoken = True
             if response.frame is not None and self._tally is not None:
@@ -262,18 +239,13 @@ class RealtimeSession(Lifetime):
         if delta.text:
             response.text.append(delta.text)
             self._say(DELTA, **self._place(response), delta=delta.text)
-        if delta.finish_reason in {"abort", "error"}:
-            self.on_failed(response_id, ServiceError("The generation was ended by the server.", code="aborted"), now_s)
-        elif delta.finish_reason is not None:
-            status = "incomplete" if delta.finish_reason == "length" else "completed"
-            self._finish(response, status, now_s, usage=delta.usage)
-        self._reads_too_slowly(now_s)
 
     def on_failed(self, response_id: str, error: BeholderError, now_s: float) -> None:
         """A response cannot go on, or could not begin."""
         response = self._running(response_id)
         if response is not None:
-            self._finish(response, "failed", now_s, error=error)
+            self._finish(response, Ending("failed", error=error), now_s)
+            self._advance(now_s)
 
     def on_looked(self, look_id: str, looked: Looked, now_s: float) -> None:
         """Nothing is compared here."""
@@ -286,27 +258,19 @@ class RealtimeSession(Lifetime):
     def drain(self, grace_s: float, now_s: float) -> None:
         """The server is about to end: finish what runs, start nothing."""
         self._draining = True
-        if self.state is State.CONNECTED and self._active is None:
+        self._advance(now_s)
+
+    def _advance(self, now_s: float) -> None:
+        if self.state is not State.CONNECTED or self._reads_too_slowly(now_s):
+            return
+        if self._draining and self._active is None:
             self.end(CloseCode.DRAINING, "the server is shutting down", now_s)
 
-    def _cancel_active(self, reason: DropReason, now_s: float) -> None:
-        assert self._active is not None
-        self._actions.append(Cancel(self._active.id))
-        self._finish(self._active, "cancelled", now_s, reason=reason)
-
-    def _finish(
-        self,
-        response: _Response,
-        status: str,
-        now_s: float,
-        *,
-        usage: Usage | None = None,
-        error: BeholderError | None = None,
-        reason: DropReason = "failed",
-    ) -> None:
+    def _finish(self, response: _Response, ending: Ending, now_s: float) -> None:
         self._active = None
+        status = ending.status
         if response.frame is not None:
-            self.mailbox.drop(response.frame, reason)  # unless it was captioned
+            self.mailbox.drop(response.frame, ending.reason)  # unless it was captioned
         response.item.status = "completed" if status == "completed" else "incomplete"
         response.item.parts = [TextPart("".join(response.text))]
         if response.started:
@@ -316,24 +280,20 @@ class RealtimeSession(Lifetime):
             self._say("response.output_item.done", response_id=response.id, output_index=0, item=response.item.shown())
             if response.in_conversation and response.item in self._conversation:
                 self._say("conversation.item.done", item=response.item.shown())
-        self._say("response.done", response=self._shown_response(response, status, usage, error))
+        self._say("response.done", response=self._shown_response(response, status, ending.usage, ending.error))
         if self._tally is not None:
             self._tally.done(status)
-        if self._draining and self.state is State.CONNECTED:
-            self.end(CloseCode.DRAINING, "the server is shutting down", now_s)
 
-    def _stop_work(self, reason: DropReason, now_s: float) -> None:
-        if self._active is not None:
-            self._cancel_active(reason, now_s)
+    def _drop_frames(self, reason: DropReason) -> None:
         self.mailbox.clear(reason)
 
     def _forget(self) -> None:
         self._conversation.clear()
 
     @staticmethod
-    def fatal(error: BeholderError) -> RealtimeEvent:
-        """The event that tells why the connection is closed next."""
-        return error_event(error)
+    def refusal(error: BeholderError, event_id: str | None = None, *, fatal: bool = False) -> RealtimeEvent:
+        """The event that tells of an error. OpenAI's has no word for a fatal one: the connection is closed next."""
+        return error_event(error, event_id)
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
@@ -367,10 +327,6 @@ class RealtimeSession(Lifetime):
             name = f"{path}.beholder.{error.param}"
             message = error.message.replace(f"`{error.param}`", f"`{name}`", 1)
             raise ClientError(message, code=error.code, param=name) from None
-
-    def _running(self, response_id: str) -> _Response | None:
-        active = self._active
-        return active if active is not None and active.id == response_id else None
 
     def _say(self, name: str, **fields: Any) -> None:
         self.outbox.put(RealtimeEvent(name=name, fields=fields))

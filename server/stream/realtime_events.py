@@ -197,8 +197,10 @@ class RealtimeEvent(OutboundEvent, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """With its text."""
-        return EVENT_BYTES + len(self.fields.get("delta", "")) + len(self.fields.get("text", ""))
+        """With its texts, wherever they are."""
+        if self.name == DELTA:
+            return EVENT_BYTES + len(self.fields["delta"])
+        return EVENT_BYTES + len(msgspec.json.encode(self.fields))
 
 
 def error_event(error: BeholderError, event_id: str | None = None) -> RealtimeEvent:

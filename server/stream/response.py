@@ -1,4 +1,4 @@
-"""One response while it runs: what was said so far, and the event that ends it."""
+"""One response while it runs: what was said so far, how it ends, and the event that tells of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,24 @@ from server.stream.events import (
     TextDelta,
     TriggerMode,
 )
-from server.stream.mailbox import Frame
+from server.stream.mailbox import DropReason, Frame
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a response ended. `reason`: why those of its frames were dropped that had not been captioned."""
+
+    status: Status
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: BeholderError | None = None
+    reason: DropReason = "failed"
+
+    @classmethod
+    def of(cls, delta: Delta) -> Ending:
+        """As the engine's last word has it."""
+        status: Status = "incomplete" if delta.finish_reason == "length" else "completed"
+        return cls(status, delta.finish_reason, delta.usage)
 
 
 @dataclass
@@ -67,14 +84,13 @@ class Response:
         ids = list(delta.token_ids) if self.return_token_ids else None
         return TextDelta(response_id=self.id, delta=delta.text, token_ids=ids)
 
-    def done(
-        self, status: Status, now_s: float, finish_reason: str | None, usage: Usage | None, error: BeholderError | None
-    ) -> ResponseDone:
+    def done(self, ending: Ending, now_s: float) -> ResponseDone:
         """The event that ends it. Without the engine's `usage` the counts are what was seen here."""
+        usage, error = ending.usage, ending.error
         return ResponseDone(
             response_id=self.id,
-            status=status,
-            finish_reason=finish_reason,
+            status=ending.status,
+            finish_reason=ending.finish_reason,
             text="".join(self._text),
             frame_ids=[frame.id for frame in self.frames],
             frame_age_ms=self.frame_age_ms,

@@ -10,20 +10,19 @@ from typing import Any, Final
 
 import msgspec
 
-from server.stream.configuration import MAX_INTERVAL_MS, MAX_TEXT, TRIGGERS
+from server.stream.configuration import MAX_INTERVAL_MS, MAX_TEXT
 from server.stream.events import CLIENT_EVENTS, SERVER_EVENTS, SessionPatch
 from server.stream.mailbox import DROP_REASONS
 from server.stream.media import Header
-from server.stream.presets import PRESETS
+from server.stream.terms import MEDIA, TRIGGERS
 
 _WORDS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("TriggerPatch", "mode"): TRIGGERS,
-    ("SessionPatch", "preset"): tuple(PRESETS),
     ("SessionPatch", "prompt_position"): ("before", "after"),
     ("SessionPatch", "overflow"): ("latest", "queue"),
     ("SessionPatch", "detail"): ("auto", "low", "high"),
     ("FeedbackCreate", "rating"): ("up", "down"),
-    ("Header", "k"): ("frame", "image", "video"),
+    ("Header", "k"): MEDIA,
 }
 _BOUNDS: Final[dict[tuple[str, str], dict[str, float]]] = {
     ("TriggerPatch", "interval_ms"): {"minimum": 0, "maximum": MAX_INTERVAL_MS},
@@ -32,6 +31,7 @@ _BOUNDS: Final[dict[tuple[str, str], dict[str, float]]] = {
     ("SessionPatch", "instructions"): {"minLength": 1, "maxLength": MAX_TEXT},
     ("SessionPatch", "context_frames"): {"minimum": 0},
     ("SessionPatch", "max_tokens"): {"minimum": 1},
+    ("SessionPatch", "max_pixels"): {"minimum": 1},
     ("SessionPatch", "temperature"): {"minimum": 0, "maximum": 2},
     ("SessionResume", "last_seq"): {"minimum": 0},
     ("FeedbackCreate", "comment"): {"maxLength": 2000},

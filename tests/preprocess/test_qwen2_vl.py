@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Callable
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pictures import encode, smooth
 from PIL import Image
 from tiny_qwen2_vl import tiny_qwen2_vl
+from tiny_qwen3_vl import tiny_qwen3_vl
 from tokenizers import Tokenizer
 
 from preprocess.config import PreprocessConfig
@@ -464,3 +465,20 @@ def test_a_long_clip_is_bounded_in_frames_and_pixels(tmp_path: Path) -> None:
     assert clips.layout(1920, 1080, 2).steps == ((1932, 1092),)  # as a picture of that size
     with pytest.raises(ClientError, match="200 times"):
         clips.layout(1000, 4, 8)
+
+
+@pytest.mark.parametrize("make", [partial(tiny_qwen2_vl, model_type="qwen2_5_vl"), tiny_qwen3_vl])
+def test_a_clip_fits_the_context_that_the_engine_has(make: Callable[..., Path], tmp_path: Path) -> None:
+    """Its frames get smaller, not its length; the client hears of it only where they are as small as they may be."""
+    large = {"size": {"shortest_edge": 16 * 16, "longest_edge": 24 * 192 * 96}}
+    preparer = Preparer(PreprocessConfig(str(make(tmp_path, video=large))), None)
+    shown = VideoPart(clip("mp4", 100), fps=10, max_frames=24)
+    whole = prepared(preparer, shown, ASKED)
+    preparer.limit_context(300)
+    smaller = prepared(preparer, shown, ASKED)
+    assert smaller.request.num_prompt_tokens < 300 <= whole.request.num_prompt_tokens
+    assert smaller.clips[0].frame_times_s == whole.clips[0].frame_times_s
+    preparer.limit_context(35)
+    refused = prepare(preparer, shown, ASKED)
+    assert isinstance(refused, Refused)
+    assert refused.code == "context_length_exceeded"

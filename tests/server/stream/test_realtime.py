@@ -57,6 +57,7 @@ def test_the_stock_client_shows_a_picture_and_hears_about_it(server: Any, run: A
             done = (await until(connection, "response.done", events)).response
             assert [event.type for event in events if event.type != "response.output_text.delta"] == [
                 "response.created",
+                "rate_limits.updated",
                 "response.output_item.added",
                 "conversation.item.added",
                 "response.content_part.added",
@@ -213,6 +214,20 @@ def test_what_is_not_served_is_refused_by_name(
             await client.socket.send(json.dumps({**event, "event_id": "mine"}))
             error = (await client.until("error"))["error"]
             assert (error["code"], error["param"], error["event_id"]) == (code, param, "mine")
+
+    run(story())
+
+
+def test_json_nested_too_deeply_is_an_error_and_the_session_goes_on(server: Any, run: Any) -> None:
+    async def story() -> None:
+        async with await server.connect("/v1/realtime", subprotocols=["realtime"]) as client:
+            await client.next()
+            await client.socket.send(
+                '{"type": "conversation.item.create", "item": ' + "[" * 100_000 + "]" * 100_000 + "}"
+            )
+            assert (await client.until("error"))["error"]["code"] == "invalid_json"
+            await client.say("response.create")
+            assert (await client.until("error"))["error"]["code"] == "conversation_empty"
 
     run(story())
 

@@ -2,102 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from typing import Any
 
 import pytest
-from streaming import check_event
+from driven_session import JPEG, Driven
 
 from preprocess.errors import ClientError, ServiceError
-from preprocess.wire import Delta, ImagePart, Looked, TextPart, Usage, VideoPart
-from server.request_models import SAMPLING_FIELDS
-from server.settings import Settings
-from server.stream.configuration import limits_of
+from preprocess.wire import Delta, ImagePart, TextPart, VideoPart
+from server.presets import load_presets
+from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS
 from server.stream.events import Ask
-from server.stream.presets import PRESETS
-from server.stream.session import Session
-from server.stream.work import Cancel, Close, LookAt, Start, State
-
-JPEG = b"\xff\xd8 a picture"
-
-
-class Driven:
-    """A session, its driver and its reader."""
-
-    def __init__(self, **options: object) -> None:
-        settings = Settings.load({"max_images": 8, **options})
-        self.now = 100.0
-        self.session = Session("s", "secret", ("tiny", "alias"), limits_of(settings), self.now)
-        self.events: list[dict[str, Any]] = []
-        self.actions: list[Any] = []
-        self.take()
-
-    def take(self) -> None:
-        self.actions += self.session.take_actions()
-        while (data := self.session.outbox.take()) is not None:
-            self.events.append(json.loads(data))
-            check_event(self.events[-1])
-
-    def say(self, kind: str, **fields: Any) -> None:
-        self.session.receive_text(json.dumps({"type": kind, **fields}), self.now)
-        self.take()
-
-    def update(self, **fields: Any) -> None:
-        self.say("session.update", session=fields)
-
-    def frame(self, data: bytes = JPEG, k: str = "frame", **header: Any) -> None:
-        if header or k != "frame":
-            encoded = json.dumps({"k": k, **header}).encode()
-            data = struct.pack(">H", len(encoded)) + encoded + data
-        self.session.receive_binary(data, self.now)
-        self.take()
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.session.tick(self.now)
-        self.take()
-
-    def deltas(self, *texts: str, end: Any = "stop", cached: int = 4) -> None:
-        name = self.starts[-1].response_id
-        self.session.on_started(name, 20, 1.5, 2.5, self.now)
-        for i, text in enumerate(texts):
-            last = end is not None and i == len(texts) - 1
-            usage = Usage(20, len(texts), cached, 16, 1, 2, 3, 4, 1, 5) if last else None
-            delta = Delta(name, text, [i], finish_reason=end if last else None, usage=usage)
-            self.session.on_delta(name, delta, self.now)
-        self.take()
-
-    def fail(self, error: Any) -> None:
-        self.session.on_failed(self.starts[-1].response_id, error, self.now)
-        self.take()
-
-    def looked(self, change: float | None, seen: bytes = b"seen") -> None:
-        self.session.on_looked(self.looks[-1].look_id, Looked("x", seen, change), self.now)
-        self.take()
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == kind]
-
-    @property
-    def starts(self) -> list[Start]:
-        return [action for action in self.actions if isinstance(action, Start)]
-
-    @property
-    def looks(self) -> list[LookAt]:
-        return [action for action in self.actions if isinstance(action, LookAt)]
-
-    @property
-    def error(self) -> dict[str, Any]:
-        error: dict[str, Any] = self.of("error")[-1]["error"]
-        return error
-
-    def shown(self, start: int = -1) -> list[bytes]:
-        return [part.data for part in self.starts[start].messages[-1].content if isinstance(part, ImagePart)]
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        return {reason: count for reason, count in self.session.mailbox.dropped.items() if count}
+from server.stream.work import Cancel, Close, State
 
 
 @pytest.fixture
@@ -113,7 +28,8 @@ def test_the_first_event_tells_id_token_settings_and_limits(driven: Driven) -> N
     assert (created["type"], created["seq"]) == ("session.created", 1)
     assert (created["session_id"], created["resume_token"]) == ("s", "secret")
     assert created["session"]["trigger"]["mode"] == "manual"
-    assert created["session"]["prompt"] == PRESETS["caption"]
+    assert created["session"]["prompt"] == DEFAULT_PROMPT
+    assert created["capabilities"]["presets"] == list(load_presets(""))
     assert created["limits"]["max_fps"] == 30
 
 
@@ -130,7 +46,8 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
     assert session["trigger"] == {"mode": "interval", "interval_ms": 1000, "change_threshold": 4}
     driven.update(prompt=None, temperature=None, trigger=None)
     session = driven.of("session.updated")[-1]["session"]
-    assert (session["preset"], session["temperature"], session["trigger"]["mode"]) == ("caption", None, "manual")
+    assert (session["prompt"], session["preset"]) == (DEFAULT_PROMPT, None)
+    assert (session["temperature"], session["trigger"]["mode"]) == (None, "manual")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +55,7 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
     [
         ({"promt": "x"}, "session.promt"),
         ({"prompt": ""}, "session.prompt"),
-        ({"prompt": "a", "preset": "short"}, "session.preset"),
-        ({"preset": "none such"}, "session.preset"),
+        ({"preset": "yes_no"}, "session.prompt"),
         ({"model": "other"}, "session.model"),
         ({"trigger": {"mode": "always"}}, "session.trigger.mode"),
         ({"trigger": {"mode": "manual", "interval_ms": 5}}, "session.trigger.interval_ms"),
@@ -153,7 +69,15 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
         ({"context_frames": -1}, "session.context_frames"),
         ({"detail": "max"}, "session.detail"),
         ({"pinned_ids": [7]}, "session.pinned_ids"),
-        ({"response_format": {"type": "json_object"}}, "session.response_format"),
+        ({"response_format": {"type": "yaml"}}, "session.response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "session.response_format.json_schema"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "session.structured_outputs"),
+        (
+            {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}},
+            "session.structured_outputs",
+        ),
+        ({"max_pixels": 0}, "session.max_pixels"),
+        ({"max_pixels": 100_000_001}, "session.max_pixels"),
         ({"max_tokens": 4096}, "session.max_tokens"),
         ({"temperature": 3}, "session.temperature"),
         ({"top_p": "high"}, "session.top_p"),

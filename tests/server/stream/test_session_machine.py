@@ -6,6 +6,7 @@ import json
 import struct
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import Delta, Looked, Usage
 from server.settings import Settings
-from server.stream.configuration import limits_of
 from server.stream.session import Session
+from server.stream.terms import terms_of
 from server.stream.work import Cancel, Close, LookAt, Start, State
 
-LIMITS = limits_of(
+TERMS = terms_of(
     Settings.load(
         {
             "stream_max_fps": 20,
@@ -27,6 +28,7 @@ LIMITS = limits_of(
             "stream_max_session_s": 300,
             "stream_resume_s": 5,
             "max_images": 6,
+            "served_model_name": "tiny",
         }
     )
 )
@@ -60,7 +62,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(mode=st.sampled_from(TRIGGERS), n=st.sampled_from([0, 1, 2]))
     def begin(self, mode: str, n: int) -> None:
         self.now = 1000.0
-        self.session = Session("s", "token", ("tiny",), LIMITS, self.now)
+        self.session = Session("s", "token", TERMS, self.now)
         self.reader = Reader()
         self.running: dict[str, Start] = {}
         self.looks: dict[str, LookAt] = {}
@@ -102,42 +104,64 @@ class Machine(RuleBasedStateMachine):
         session = {"trigger": {"mode": mode}, "overflow": overflow, "context_frames": n, "preempt": mode == "interval"}
         self.text({"type": "session.update", "session": session})
 
+    @rule(
+        question=st.sampled_from(
+            [
+                {"preset": "list_objects"},
+                {"preset": "yes_no"},
+                {"preset": "yes_no", "prompt": "open?"},
+                {"prompt": "why?"},
+                {"preset": None},
+            ]
+        ),
+        shape=st.sampled_from(
+            [
+                {},
+                {"response_format": None},
+                {"response_format": {"type": "json_object"}},
+                {"structured_outputs": {"choice": ["a", "b"]}},
+                {"structured_outputs": {}},
+            ]
+        ),
+        max_pixels=st.sampled_from([None, 0, 1, 5000]),
+    )
+    def question(self, question: dict[str, Any], shape: dict[str, Any], max_pixels: int | None) -> None:
+        self.read()
+        before = self.session.settings
+        self.text({"type": "session.update", "session": {**question, **shape, "max_pixels": max_pixels}})
+        after = self.session.settings
+        if after is not before:  # what is shown may be sent back, and changes nothing
+            shown = json.loads(msgspec.json.encode(after))
+            self.text({"type": "session.update", "session": shown})
+            assert json.loads(msgspec.json.encode(self.session.settings)) == shown
+
     @rule()
     def frame(self) -> None:
         self.next_id += 1
         self.media(binary(self.next_id, b"frame %d" % self.next_id), b"frame %d" % self.next_id)
 
-    @rule(
-        data=st.sampled_from([b"", b"x", b"\x00\x02{}", b"\x00\x02{]abc", b"\xff\xd8bare", b"\x10\x01" + b"x" * 9000])
-    )
+    @rule(data=st.sampled_from(ODD_BINARY))
     def odd_binary(self, data: bytes) -> None:
         self.media(data, data)
 
     @rule(last=st.booleans())
     def chunk(self, last: bool) -> None:
         header = b'{"k": "video", "last": true}' if last else b'{"k": "video"}'
-        before = self.session._clip
+        before = self.session._reception._clip
         whole = bytes(before) + b"frames" if last else self.newest
         self.media(struct.pack(">H", len(header)) + header + b"frames", whole)
 
     def media(self, message: bytes, data: bytes) -> None:
-        before, was = self.num_accepted(), self.newest
+        before, was = self.session.mailbox.newest, self.newest
         self.newest = data
         self.session.receive_binary(message, self.now)
-        if self.num_accepted() == before:
+        if self.session.mailbox.newest == before:  # it was refused
             self.newest = was
         self.obey()
 
-    def num_accepted(self) -> int:
-        mailbox = self.session.mailbox
-        return mailbox.received - mailbox.dropped["rate"] - mailbox.dropped["too_large"]
-
-    @rule(
-        text=st.sampled_from(
-            ["{", "[]", '{"type": "session.updat"}', '{"type": "ping", "x": 1}', '{"type": 3}', "\ud800"]
-        )
-    )
+    @rule(text=st.sampled_from(ODD_TEXT))
     def odd_text(self, text: str) -> None:
+        self.read()  # who does not read is sent away sooner or later
         state = self.session.state
         self.session.receive_text(text, self.now)
         assert self.session.state is state
@@ -148,11 +172,20 @@ class Machine(RuleBasedStateMachine):
         self.session.receive_binary(binary(9000 + pinned, b"pinned", "image"), self.now)
         self.obey()
 
-    @rule(prompt=st.sampled_from([None, "what?"]), kept=st.booleans())
-    def ask(self, prompt: str | None, kept: bool) -> None:
-        response: dict[str, Any] = {"metadata": {"a": "b"}}
-        if prompt is not None:
-            response["prompt"] = prompt
+    @rule(
+        own=st.sampled_from(
+            [
+                {},
+                {"prompt": "what?"},
+                {"preset": "one_line"},
+                {"preset": "yes_no"},
+                {"structured_outputs": {"regex": "a+"}},
+                {"frame_ids": []},
+            ]
+        )
+    )
+    def ask(self, own: dict[str, Any]) -> None:
+        response: dict[str, Any] = {"metadata": {"a": "b"}, **own}
         self.text({"type": "response.create", "event_id": "mine", "response": response})
 
     @rule()
@@ -191,9 +224,7 @@ class Machine(RuleBasedStateMachine):
         self.obey()
 
     @precondition(lambda self: self.running)
-    @rule(
-        text=st.sampled_from(["a", "word ", "", "é" * 50]), end=st.sampled_from([None, None, "stop", "length", "abort"])
-    )
+    @rule(text=st.sampled_from(["a", "word ", "", "é" * 50]), end=st.sampled_from(ENDS))
     def delta(self, text: str, end: Any) -> None:
         name = next(iter(self.running))
         if end != "abort":
@@ -263,7 +294,16 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def every_frame_is_accounted_for(self) -> None:
         self.session.mailbox.check()
-        assert self.session.held_bytes <= LIMITS.max_held_bytes
+        assert self.session.held_bytes <= TERMS.limits.max_held_bytes
+
+    @invariant()
+    def what_is_being_answered_or_looked_at_is_pending_or_captioned(self) -> None:
+        look = self.session._look
+        if look is not None and not look.for_reference:
+            assert look.frame in self.session.mailbox.out
+        active = self.session._active
+        if active is not None and active.trigger != "manual" and active.num_prompt_tokens == 0:
+            assert active.newest in self.session.mailbox.out
 
     @invariant()
     def the_driver_and_the_session_agree(self) -> None:

@@ -76,6 +76,39 @@ def test_earlier_frames_are_computed_once(served: Served) -> None:
     run(story())
 
 
+def test_answers_keep_to_the_shape_of_their_session_and_a_bad_schema_is_named(served: Served) -> None:
+    async def story() -> None:
+        camera = await Camera(served.url).open(preset="yes_no", prompt="Is it red?", ignore_eos=None, temperature=1)
+        assert (await camera.ask(framed(1, picture(1))))["text"] in {"Yes", "No"}
+        done = await camera.ask(structured_outputs={"choice": ["left", "right"]}, seed=1)
+        assert done["text"] in {"left", "right"}
+        bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "object", "not": {}}}}
+        await camera.say("session.update", session={"response_format": bad})
+        done = await camera.ask()
+        assert (done["status"], done["error"]["param"]) == ("failed", "session.response_format.json_schema.schema")
+        await camera.say("session.update", session={"response_format": None})
+        assert (await camera.ask())["text"] in {"Yes", "No"}
+        camera.check()
+        await camera.close()
+
+    run(story())
+
+
+def test_max_pixels_makes_another_picture_of_a_frame(served: Served) -> None:
+    async def story() -> None:
+        camera = await Camera(served.url).open()
+        large = picture(3, size=(640, 480))
+        cached = []
+        for max_pixels in (None, 640 * 480, 100, 100):
+            await camera.say("session.update", session={"max_pixels": max_pixels})
+            cached.append((await camera.ask(framed(len(cached), large)))["usage"]["cached_tokens"])
+        await camera.close()
+        assert cached[1] == cached[3] > cached[0]  # nothing to shrink: the same picture; then shrunk twice the same way
+        assert cached[2] < cached[3]
+
+    run(story())
+
+
 def test_a_still_scene_costs_no_engine_work(served: Served) -> None:
     async def story() -> None:
         camera = await Camera(served.url).open(trigger={"mode": "on_change"})

@@ -448,3 +448,59 @@ def test_metrics_tell_sessions_frames_and_ages(server: Any, run: Any, service: A
         assert metric(server, 'beholder_stream_responses_total{model_name="tiny",status="completed"}') == 1
 
     run(story())
+
+
+# ---- below the messages ----------------------------------------------------------------------------------------------
+
+
+def masked(first: int, payload: bytes, length: int | None = None) -> bytes:
+    """One frame of RFC 6455 from a client, whatever the standard says about it."""
+    size = len(payload) if length is None else length
+    head = bytes([first]) + (bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big"))
+    return head + bytes(4) + payload  # masked with zeros
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([masked(0x89, bytes(126))], 1002),  # a ping longer than pings may be
+        ([masked(0x09, b"x")], 1002),  # a ping in parts
+        ([masked(0xC1, b"{}")], 1002),  # a reserved bit: compression that was not agreed upon
+        ([masked(0x83, b"x")], 1002),  # a kind of frame that does not exist
+        ([masked(0x80, b"x")], 1002),  # the rest of nothing
+        ([masked(0x01, b"{"), masked(0x81, b"}")], 1002),  # a message inside a message
+        ([b"\x81\x02{}"], 1002),  # without a mask
+        ([masked(0x81, b"\xff\xfe")], 1007),  # no UTF-8
+        ([masked(0x88, b"\x03")], 1002),  # half a close code
+        ([b"\x82\xff" + (1 << 40).to_bytes(8, "big") + bytes(4)], 1009),  # announces a terabyte
+    ],
+)
+def test_what_is_no_websocket_closes_its_connection_and_nothing_else(
+    server: Any, run: Any, frames: list[bytes], code: int
+) -> None:
+    async def story() -> None:
+        async with await server.connect() as other:
+            await other.next()
+            client = await server.connect()
+            await client.next()
+            for frame in frames:
+                client.socket.transport.write(frame)
+            assert await client.closed() == code
+            await soon(lambda: sum(live.connection is not None for live in server.hub.sessions.values()) == 1)
+            await other.say("ping", t=1)
+            assert (await other.until("pong"))["t"] == 1
+
+    run(story())
+
+
+def test_a_flood_of_pings_and_of_tiny_parts_is_borne(server: Any, run: Any) -> None:
+    async def story() -> None:
+        async with await server.connect() as client:
+            await client.next()
+            client.socket.transport.write(masked(0x89, b"x") * 5000)
+            event = b'{"type": "ping", "t": 7}'
+            parts = [masked(0x01, event[:1]), *(masked(0x00, event[i : i + 1]) for i in range(1, len(event)))]
+            client.socket.transport.write(b"".join(parts) + masked(0x80, b""))
+            assert (await client.until("pong"))["t"] == 7
+
+    run(story())
