@@ -292,6 +292,7 @@ class Engine:
             assert sequence.stop_at is not None
             del sequence.output_ids[sequence.stop_at :]
             sequence.num_computed = min(sequence.num_computed, sequence.num_tokens)
+            self.speculator.ended(sequence)
             self._end(sequence, "stop")
 
     def _watch(self, plan: Plan) -> None:
