@@ -25,8 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         max_picture_tokens: As in `PreprocessConfig`; decides how large the vision cache is chosen.
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
-            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them, where the runner can check
-            guesses), or ``"none"``. No guess changes what is said.
+            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them; on a GPU none yet), or
+            ``"none"``. No guess changes what is said.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """

@@ -389,6 +389,7 @@ class Engine:
             del sequence.output_ids[sequence.stop_at :]
             sequence.num_pending = 0
             sequence.num_computed = min(sequence.num_computed, sequence.num_tokens)
+            self.speculator.ended(sequence)
             self._end(sequence, "stop")
 
     def _watch(self, plan: Plan) -> None:

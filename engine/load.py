@@ -77,6 +77,10 @@ def load_runner(config: EngineConfig) -> Runner:
     """
     set_threads(config.threads)
     device = _device(config.device)
+    if device.type == "cuda" and config.speculation not in ("auto", "none"):
+        raise ModelError(
+            f"speculation is {config.speculation}, but nothing is guessed ahead on a GPU yet; expected auto or none"
+        )
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
@@ -97,11 +101,6 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
-    if not make.max_drafts and config.speculation not in ("auto", "none"):
-        raise ModelError(
-            f"speculation is {config.speculation}, but this model's kernels on {device.type} check no tokens guessed "
-            "ahead yet; expected auto, which guesses nothing there, or none"
-        )
     return make(
         model,
         encoder,

@@ -52,8 +52,6 @@ class TorchRunner:
         device: Where all of it lives.
     """
 
-    max_drafts = MAX_DRAFTS
-
     def __init__(
         self,
         model: Decoder,
@@ -71,6 +69,7 @@ class TorchRunner:
         self.num_slots = num_slots
         self.max_positions = max_positions
         self.max_rows = max_rows
+        self.max_drafts = MAX_DRAFTS if device.type == "cpu" else 0  # GPU steps have no graph for drafts yet
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device

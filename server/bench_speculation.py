@@ -1,7 +1,8 @@
 """`beholder bench --speculation`: what drafting brings, and that it never costs: the engine with and without, in turn.
 
 Streams ask one after the other, each as soon as its last answer is complete; pictures are decoded beforehand, so that
-the figures are the engine's. Every round begins with an engine that has learnt nothing. Both sides answer the same
+the figures are the engine's. Every round begins with sources that know nothing of the text; how long steps take is
+known from a round that does not count, as a running server knows it. Both sides answer the same
 requests; where types round (bfloat16), texts may part, and how many are equal is shown. On a CPU with one torch thread
 times are processor time of that thread, since shared machines are noisy; otherwise they are ordinary time.
 
@@ -13,7 +14,7 @@ times are processor time of that thread, since shared machines are noisy; otherw
     slow       the scene drifts, and now and then is another
     cuts       another scene each time
 
-    python -m server.bench_speculation [--model FOLDER] [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
+    beholder bench --speculation [--model FOLDER] [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
 """
 
 from __future__ import annotations
@@ -111,14 +112,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", default="1,4,16,64", help="clients at once (default: 1,4,16,64)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them (default: all)")
-    parser.add_argument("--speculation", default="auto", help="the side that drafts (default: auto)")
+    parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     unknown = set(options.workloads.split(",")) - set(WORKLOADS)
     if unknown:
         parser.error(f"unknown workloads {', '.join(sorted(unknown))}; expected some of {', '.join(WORKLOADS)}")
-    bench = Bench(options.model, options.speculation, options.dtype)
+    bench = Bench(options.model, options.mode, options.dtype)
     rows = []
     for name in options.workloads.split(","):
         for streams in map(int, options.streams.split(",")):
@@ -143,6 +144,7 @@ class Bench:
         import torch
 
         from engine.load import load_runner
+        from engine.speculation.controller import Controller
 
         self._settings = Settings.load({"model": model, "speculation": speculation, "dtype": dtype}).resolve_model()
         config = self._settings.engine_config()
@@ -152,13 +154,17 @@ class Bench:
         is_one_thread = config.device == "cpu" and torch.get_num_threads() == 1
         self._clock = time.thread_time if is_one_thread else time.perf_counter
         self._preparer = Preparer(self._settings.preprocess_config(), None)
+        self._learnt = Controller()
+        self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
 
     def compare(self, workload: str, num_streams: int, rounds: int) -> dict[str, Any]:
         """The figures of both sides, medians of the rounds' ratios."""
+        self._num_streams = num_streams
         streams = [WORKLOADS[workload](self, index) for index in range(num_streams)]
         script = self._dictation if workload == "dictation" else None
         sides: dict[str, list[Figures]] = {"none": [], self._config.speculation: []}
+        self._run(streams, self._config.speculation, script)
         for number in range(rounds):
             for mode in list(sides)[:: 1 if number % 2 == 0 else -1]:
                 sides[mode].append(self._run(streams, mode, script))
@@ -191,10 +197,17 @@ class Bench:
 
     # ---- workloads ---------------------------------------------------------------------------------------------------
 
+    def _times(self, most: int) -> range:
+        """How often each stream asks: more rarely where there are many, so that a round stays short."""
+        return range(max(3, most // max(self._num_streams // 8, 1)))
+
     def prose(self, index: int) -> Stream:
         """Placards in words."""
         return Stream(
-            [self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), PLACARD)], max_tokens=96) for n in range(12)]
+            [
+                self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), PLACARD)], max_tokens=96)
+                for n in self._times(12)
+            ]
         )
 
     def form(self, index: int) -> Stream:
@@ -203,7 +216,7 @@ class Bench:
         return Stream(
             [
                 self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), OBJECTS)], response_format=schema)
-                for n in range(15)
+                for n in self._times(15)
             ]
         )
 
@@ -228,15 +241,15 @@ class Bench:
 
     def still(self, index: int) -> Stream:
         """Nothing but noise changes."""
-        return self._camera(index, [(index, 0.0)] * 20)
+        return self._camera(index, [(index, 0.0) for _ in self._times(20)])
 
     def slow(self, index: int) -> Stream:
         """It drifts; another scene after five frames."""
-        return self._camera(index, [(index + number // 5, number % 5 * 1.5) for number in range(20)])
+        return self._camera(index, [(index + number // 5, number % 5 * 1.5) for number in self._times(20)])
 
     def cuts(self, index: int) -> Stream:
         """Another scene each time."""
-        return self._camera(index, [(index + number, 0.0) for number in range(20)])
+        return self._camera(index, [(index + number, 0.0) for number in self._times(20)])
 
     def _camera(self, index: int, frames: Sequence[tuple[int, float]]) -> Stream:
         return Stream(
@@ -276,6 +289,7 @@ class Bench:
 
         runner = self._runner if script is None else Dictating(self._runner, script)
         engine = Engine(msgspec.structs.replace(self._config, speculation=mode), runner, self._clock)
+        engine.speculator.controller = self._learnt
         waiting = [iter(stream.requests) for stream in streams]
         owners: dict[str, Iterator[EngineRequest]] = {}
         answers: dict[str, list[int]] = {}

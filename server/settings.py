@@ -233,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option(
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
             "earlier answers (echo), the answer's grammar, what the model keeps saying (habit); auto: all, where it "
-            "pays; none yet with FlashInfer's kernels on a GPU. No guess changes an answer."
+            "pays, and on a GPU none yet. No guess changes an answer."
         ),
     ] = "auto"
 

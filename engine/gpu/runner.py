@@ -69,8 +69,6 @@ class _Wanted:
 class CudaRunner(TorchRunner):
     """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16."""
 
-    max_drafts = 0  # graphs and draws know rows of one sample each
-
     def __init__(
         self,
         model: Decoder,

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Final
 
-MAX_TOKENS: Final = 8192
+MAX_TOKENS: Final = 4096
 """A text longer than this forgets its first half."""
 MAX_MATCH: Final = 8
 """A match of so many tokens is as good as a longer one."""

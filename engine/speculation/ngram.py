@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LONG: Final = 4
 """A match of so many tokens is believed more."""
-MAX_PROMPT: Final = 4096
+MAX_PROMPT: Final = 2048
 """Newest tokens of the prompt that are looked at."""
 
 
