@@ -20,8 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
@@ -52,8 +51,7 @@ COMPILE_POLL_S: Final = 0.002
 logger = logging.getLogger("beholder.engine")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Departed:
+class Departed(NamedTuple):
     """A chunk whose batch has been sent. `is_prompt`: it was no decode step. `num_retracted`: of its sequence, then."""
 
     chunk: Chunk
