@@ -65,8 +65,7 @@ class Departed(NamedTuple):
         return sequence.state is State.RUNNING and sequence.num_retracted == self.num_retracted
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """A plan that has been sent. `started_s`: when its scheduling began."""
 
     plan: Plan
