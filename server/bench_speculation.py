@@ -7,7 +7,8 @@ requests; where types round (bfloat16), texts may part, and how many are equal i
 times are processor time of that thread, since shared machines are noisy; otherwise they are ordinary time.
 
     prose      a placard for a picture, as text; another picture each time, no session
-    json       the things in a picture, as JSON of a schema; no session
+    list       the things in a picture, as JSON (preset list_objects); no session
+    form       title, artist, year, medium and text of a placard, as JSON (preset museum_placard); no session
     dictation  long text as it is read from a page: the model computes, but the words are this project's licence
     chat       turns on one picture, with a session
     still      a camera before a scene that does not move (but for its noise): what it shows, as a list
@@ -210,12 +211,19 @@ class Bench:
             ]
         )
 
+    def objects(self, index: int) -> Stream:
+        """A short list as JSON."""
+        return self._form(index, "list_objects", OBJECTS)
+
     def form(self, index: int) -> Stream:
-        """JSON of the preset's schema."""
-        schema = json.loads((ROOT / "server" / "presets" / "list_objects.json").read_text())["response_format"]
+        """The placard's five fields as JSON."""
+        return self._form(index, "museum_placard", PLACARD)
+
+    def _form(self, index: int, preset: str, question: str) -> Stream:
+        schema = json.loads((ROOT / "server" / "presets" / f"{preset}.json").read_text())["response_format"]
         return Stream(
             [
-                self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), OBJECTS)], response_format=schema)
+                self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), question)], response_format=schema)
                 for n in self._times(15)
             ]
         )
@@ -329,7 +337,8 @@ class Bench:
 
 WORKLOADS: Final[dict[str, Callable[[Bench, int], Stream]]] = {
     "prose": Bench.prose,
-    "json": Bench.form,
+    "list": Bench.objects,
+    "form": Bench.form,
     "dictation": Bench.dictation,
     "chat": Bench.chat,
     "still": Bench.still,
