@@ -20,16 +20,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
+from engine.departure import Batch, depart
 from engine.execution import Execution
 from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
 from engine.outputs import Outputs
-from engine.scheduler import Chunk, Plan, Scheduler
+from engine.scheduler import Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
 from engine.speculation.speculator import Speculator
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
@@ -49,33 +50,6 @@ COMPILE_POLL_S: Final = 0.002
 """How long a step that has nothing to compute waits for a grammar."""
 
 logger = logging.getLogger("beholder.engine")
-
-
-class Departed(NamedTuple):
-    """A chunk whose batch has been sent. `is_prompt`: it was no decode step. `num_retracted`: of its sequence, then."""
-
-    chunk: Chunk
-    is_prompt: bool
-    num_retracted: int
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the sequence still runs, and has not started over since."""
-        sequence = self.chunk.sequence
-        return sequence.state is State.RUNNING and sequence.num_retracted == self.num_retracted
-
-
-class Batch(NamedTuple):
-    """A plan that has been sent. `started_s`: when its scheduling began."""
-
-    plan: Plan
-    departed: list[Departed]
-    started_s: float
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether a sequence may get more than one token of it."""
-        return any(part.chunk.drafts for part in self.departed)
 
 
 class Engine:
@@ -226,7 +200,7 @@ class Engine:
         assert all(sequence.state is State.RUNNING and sequence.hold is not None for sequence in running)
         assert all(sequence.state is State.WAITING and sequence.hold is None for sequence in waiting)
         assert self.waiting.num_tokens == sum(sequence.num_prompt_tokens for sequence in waiting)
-        guessed = self._drafts_in_flight()
+        guessed = {} if self._flying is None else self._flying[1].drafts_in_flight()
         for sequence in running:
             assert sequence.hold is not None
             assert sequence.hold.num_slots == sequence.num_computed + guessed.get(sequence.serial, 0)
@@ -238,11 +212,6 @@ class Engine:
             key = (picture.digest, picture.num_tokens)
             pins[key] = pins.get(key, 0) + 1
         self.intake.vision_ids.check(pins)
-
-    def _drafts_in_flight(self) -> dict[int, int]:
-        """How many positions beyond what counts as computed a batch in flight checks, by serial of the sequence."""
-        departed = [] if self._flying is None else self._flying[1].departed
-        return {part.chunk.sequence.serial: len(part.chunk.drafts) for part in departed if part.is_awaited}
 
     def _take_in(self, request: EngineRequest, pixels: LoadPixels) -> Sequence:
         if request.request_id in self._sequences:
@@ -272,12 +241,12 @@ class Engine:
         if self._overlapped is None:
             sampled = self._execution.run(chunks)
             if sampled is not None:
-                self._postprocess(Batch(plan, _depart(chunks), start_s), sampled)
+                self._postprocess(depart(plan, chunks, start_s), sampled)
                 return
         else:
             flight = self._execution.launch(self._overlapped, chunks)
             if flight is not None:
-                batch = Batch(plan, _depart(chunks), start_s)
+                batch = depart(plan, chunks, start_s)
                 self._land()
                 self._flying = flight, batch
                 return
@@ -417,17 +386,6 @@ class Engine:
         self.intake.release(sequence)
         self._flagged.pop(sequence.serial, None)
         del self._sequences[sequence.request_id]
-
-
-def _depart(chunks: list[Chunk]) -> list[Departed]:
-    """Their positions count as computed from here on, and their tokens as coming."""
-    departed = []
-    for chunk in chunks:
-        sequence = chunk.sequence
-        departed.append(Departed(chunk, not sequence.is_decoding, sequence.num_retracted))
-        sequence.num_computed += chunk.count - len(chunk.drafts)
-        sequence.num_pending += chunk.samples
-    return departed
 
 
 def _rejected(request_id: str, error: BeholderError) -> Rejected:
