@@ -75,8 +75,9 @@ def serve(**given: str | bool | None) -> None:
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
     from server.launch import launch
     from server.presets import load_presets
+    from server.tls import with_certificate
 
-    settings = Settings.load(given, os.environ).resolve_model()
+    settings = with_certificate(Settings.load(given, os.environ).resolve_model())
     load_presets(settings.presets)  # a broken file is refused now
     raise typer.Exit(launch(settings))
 
