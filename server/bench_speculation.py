@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import io
 import json
 import statistics
@@ -155,6 +156,7 @@ class Bench:
         is_one_thread = config.device == "cpu" and torch.get_num_threads() == 1
         self._clock = time.thread_time if is_one_thread else time.perf_counter
         self._preparer = Preparer(self._settings.preprocess_config(), None)
+        gc.freeze()  # as the engine process does
         self._learnt = Controller()
         self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids

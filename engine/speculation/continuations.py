@@ -28,16 +28,20 @@ class Continuations:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}  # newest, and the one before it (or -1)
+        # Two 32-bit halves each, since plain integers cost the garbage collector nothing: the pair → its newest place
+        # and one more than the place before that (0: none).
+        self._places: dict[int, int] = {}
 
     def extend(self, ids: Iterable[int]) -> None:
         """Add tokens at the end."""
         own, places = self.ids, self._places
         for token_id in ids:
             if len(own) > 1 and token_id != BREAK:
-                pair = (own[-2], own[-1])
-                if BREAK not in pair:
-                    places[pair] = (len(own), places.get(pair, (-1, -1))[0])
+                first, second = own[-2], own[-1]
+                if first != BREAK and second != BREAK:
+                    pair = first << 32 | second
+                    before = places.get(pair)
+                    places[pair] = len(own) << 32 | (0 if before is None else (before >> 32) + 1)
             own.append(token_id)
         if len(own) > MAX_TOKENS:
             kept = own[len(own) // 2 :]
@@ -49,7 +53,12 @@ class Continuations:
         if len(text) < 2:
             return None
         best: Match | None = None
-        for at in self._places.get((text[-2], text[-1]), ()):
+        if BREAK in (text[-2], text[-1]):
+            return None
+        places = self._places.get(text[-2] << 32 | text[-1])
+        if places is None:
+            return None
+        for at in (places >> 32, (places & 0xFFFFFFFF) - 1):
             if at < 0:
                 continue
             length = self._match(at, text)

@@ -29,7 +29,7 @@ LEARNING: Final = 0.1
 FORGIVING: Final = 1 / 512
 """What one step without drafts gives back of it."""
 LEAST_TRUST: Final = 0.25
-LOOKING: Final = 0.02
+LOOKING: Final = 0.01
 """Part of a step that looking for guesses may take while none is found to be worth checking."""
 LONGEST_PAUSE: Final = 8
 
