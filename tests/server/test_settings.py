@@ -20,8 +20,17 @@ def test_defaults_agree_with_the_configs_that_they_fill():
     on_gpu = Settings(device="cuda")
     assert on_gpu.engine_config() == EngineConfig(model="", device="cuda")
     assert on_gpu.preprocess_config() == PreprocessConfig(model="")
-    assert Settings().engine_config() == EngineConfig(model="", max_picture_tokens=1280)
-    assert Settings().preprocess_config() == PreprocessConfig(model="", max_picture_tokens=1280)
+    on_cpu = Settings(device="cpu")
+    assert on_cpu.engine_config() == EngineConfig(model="", max_picture_tokens=1280)
+    assert on_cpu.preprocess_config() == PreprocessConfig(model="", max_picture_tokens=1280)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_device_left_open_is_looked_for(monkeypatch: pytest.MonkeyPatch, found: bool):
+    monkeypatch.setattr("server.settings.has_gpu", lambda: found)
+    config = Settings().engine_config()
+    assert config.device == "auto"
+    assert config.max_picture_tokens == (0 if found else 1280)
 
 
 def test_command_line_beats_environment_beats_default():
