@@ -22,7 +22,7 @@ def test_the_server_tells_its_limits(client: Any, settings: Settings) -> None:
         "help": OPTIONS["max_images"].option.help,
     }
     assert options["max_image_mb"]["value"] == settings.max_image_mb
-    assert options["device"]["value"] == "cpu"
+    assert options["device"]["value"] == settings.device
 
 
 def test_keys_folders_and_addresses_are_not_told(client_of: Any, service: Any, tmp_path: Path) -> None:
