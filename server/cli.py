@@ -245,5 +245,18 @@ def version() -> None:
     typer.echo(installed_version())
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
 if __name__ == "__main__":
     main()

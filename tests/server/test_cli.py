@@ -52,6 +52,10 @@ def test_commands_without_presets_take_no_folder_of_them():
         assert "--presets" not in runner.invoke(cli.app, [command, "--help"]).output
 
 
+def test_version_is_a_command_and_an_option():
+    assert runner.invoke(cli.app, ["version"]).output == runner.invoke(cli.app, ["--version"]).output != ""
+
+
 def test_bench_says_what_it_lacks(monkeypatch, capsys):
     from server import bench
 
