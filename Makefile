@@ -24,11 +24,13 @@ help:
 # One stamp a set of packages: made again when the project's description or its pins change.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui]' $(CUDA)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]' $(CUDA)
 	touch $@ $(VENV)/.serve
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import importlib.util
 import io
 import json
 import os
@@ -67,6 +68,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--requests", type=int, default=20, help="pictures for TTFT in each round (default: 20)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
+    if importlib.util.find_spec("transformers") is None:
+        print("beholder: bench needs transformers to compare with: pip install transformers", file=sys.stderr)
+        return 2
     model = Settings.load({"model": options.model}).resolve_model().model
     with _server(model) as (port, process), _reference(model) as reference:
         results = []

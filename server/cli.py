@@ -24,7 +24,10 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
-WATCH_OPTIONS: Final = tuple(name for name in OFFLINE_OPTIONS if name not in {"max_images", "max_video_frames"})
+WATCH_OPTIONS: Final = tuple(
+    name for name in OFFLINE_OPTIONS if name not in {"presets", "max_images", "max_video_frames"}
+)
+CALIBRATE_OPTIONS: Final = tuple(name for name in OFFLINE_OPTIONS if name not in {"presets", "max_images"})
 
 
 def main() -> None:
@@ -204,7 +207,7 @@ def watch(
 
 
 @app.command()
-@_with_options(*OFFLINE_OPTIONS)
+@_with_options(*CALIBRATE_OPTIONS)
 def calibrate(
     questions: Annotated[
         Path, typer.Argument(help="Questions with known answers, one JSON object a line.", show_default=False)
@@ -259,6 +262,19 @@ def version() -> None:
     from server.version import installed_version
 
     typer.echo(installed_version())
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    pass
 
 
 if __name__ == "__main__":

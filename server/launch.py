@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 import msgspec
+import psutil
 import zmq
 
 from preprocess.arena import Arena
@@ -251,6 +252,16 @@ class _Launcher:
         for line in self._start_table.lines(self._engine.facts):
             _say(line)
         _say(f"ready    {self._settings.scheme}://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
+        for address in other_addresses(host):
+            _say(f"         {self._settings.scheme}://{address}:{port} from other machines")
+
+
+def other_addresses(host: str) -> list[str]:
+    """The IPv4 addresses by which other machines reach a server that listens on every interface; else none."""
+    if host not in {"0.0.0.0", "::"}:
+        return []
+    every = [each for interface in psutil.net_if_addrs().values() for each in interface]
+    return [each.address for each in every if each.family == socket.AF_INET and not each.address.startswith("127.")]
 
 
 class _Signals:

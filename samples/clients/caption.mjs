@@ -22,6 +22,10 @@ async function* events(response) {
 }
 
 const [file, prompt] = process.argv.slice(2);
+if (!file) {
+  console.error("usage: node caption.mjs picture.jpg [question]");
+  process.exit(2);
+}
 const picture = await readFile(file);
 const response = await fetch(`${url}/v1/captions`, {
   method: "POST",

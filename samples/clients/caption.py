@@ -18,6 +18,8 @@ def events(response):
 
 
 def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     with open(sys.argv[1], "rb") as file:
         picture = base64.b64encode(file.read()).decode()
     body = {"image": picture, "stream": True}
@@ -38,6 +40,8 @@ def main():
                     print(json.dumps(event["timings"]), file=sys.stderr)
     except urllib.error.HTTPError as refusal:
         sys.exit(json.load(refusal)["error"]["message"])
+    except urllib.error.URLError as error:
+        sys.exit(f"no answer from {URL}: {error.reason}")
 
 
 if __name__ == "__main__":

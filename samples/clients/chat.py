@@ -1,4 +1,7 @@
-"""Asks two questions about one picture with the openai client: python chat.py picture.jpg [question] [question]"""
+"""Asks two questions about one picture with the openai client: python chat.py picture.jpg [question] [question]
+
+(pip install openai)
+"""
 
 import base64
 import os
@@ -13,6 +16,8 @@ client = OpenAI(
 
 
 def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     with open(sys.argv[1], "rb") as file:
         picture = "data:application/octet-stream;base64," + base64.b64encode(file.read()).decode()
     questions = sys.argv[2:] or ["What is in the picture?", "Which colours does it have?"]

@@ -49,26 +49,40 @@ async def send(socket, source, question):
     await socket.send(json.dumps({"type": "session.close"}))
 
 
+async def hear(socket):
+    """Print what is said until the connection ends."""
+    async for message in socket:
+        event = json.loads(message)
+        if event["type"] == "response.output_text.delta":
+            print(event["delta"], end="", flush=True)
+        elif event["type"] == "response.done":
+            print(f"   [{event['status']}, frame age {event['frame_age_ms'] or 0:.0f} ms]")
+        if event.get("error"):
+            print(event["error"]["message"], file=sys.stderr)
+
+
 async def main(source, question=None):
     headers = {"Authorization": f"Bearer {KEY}"} if KEY else {}
     async with connect(URL, subprotocols=["vlm.stream.v1"], additional_headers=headers) as socket:
-        sending = asyncio.create_task(send(socket, source, question))
+        hearing, sending = asyncio.create_task(hear(socket)), asyncio.create_task(send(socket, source, question))
         try:
-            async for message in socket:
-                event = json.loads(message)
-                if event["type"] == "response.output_text.delta":
-                    print(event["delta"], end="", flush=True)
-                elif event["type"] == "response.done":
-                    print(f"   [{event['status']}, frame age {event['frame_age_ms'] or 0:.0f} ms]")
-                if event.get("error"):
-                    print(event["error"]["message"], file=sys.stderr)
-                if sending.done():
-                    sending.result()  # raises what made it fail
-        except ConnectionClosed as closed:
-            sys.exit(f"closed: {closed}")
+            await asyncio.wait([hearing, sending], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not isinstance(sending.exception(), ConnectionClosed):
+                sending.result()  # raises what made it fail, such as a camera that is not there
+            await hearing
         finally:
+            hearing.cancel()
             sending.cancel()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except ConnectionClosed as closed:
+        sys.exit(f"closed: {closed}")
+    except (OSError, av.FFmpegError) as error:  # of the source, or of a server that is not there
+        sys.exit(f"{error}")
+    except KeyboardInterrupt:
+        pass

@@ -47,6 +47,23 @@ def test_help_shows_every_option_with_default_and_variable(command, names):
             assert f"default {field.default}; env {environment_name(name)}" in shown
 
 
+def test_commands_without_presets_take_no_folder_of_them():
+    for command in ("watch", "calibrate"):
+        assert "--presets" not in runner.invoke(cli.app, [command, "--help"]).output
+
+
+def test_version_is_a_command_and_an_option():
+    assert runner.invoke(cli.app, ["version"]).output == runner.invoke(cli.app, ["--version"]).output != ""
+
+
+def test_bench_says_what_it_lacks(monkeypatch, capsys):
+    from server import bench
+
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert bench.main([]) == 2
+    assert "pip install transformers" in capsys.readouterr().err
+
+
 def test_help_imports_neither_torch_nor_fastapi():
     code = (
         "import sys\n"

@@ -174,6 +174,18 @@ def test_what_is_asked_can_be_changed_in_mid_stream(visit: Callable[..., Visit])
     assert page.locator(".live-mark").is_visible()
 
 
+def test_a_preset_that_needs_a_question_shows_the_one_that_it_asks(visit: Callable[..., Visit]):
+    page = visit().page
+    sent: list[str] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda data: sent.append(str(data))))
+    page.locator(".prompt-preset").select_option("yes_no")
+    asked = page.get_by_label("Your question").input_value()
+    assert asked
+    page.get_by_role("button", name="Start the camera").click()
+    said(page, "^(Yes|No)$")
+    assert any('"yes_no"' in data and json.dumps(asked) in data for data in sent)
+
+
 def test_two_tabs_are_served_alike(visit: Callable[..., Visit]):
     pages = [start(visit()), start(visit())]
     for page in pages:

@@ -208,6 +208,15 @@ def test_on_the_wall_of_a_whole_screen_there_are_no_controls(page: Any) -> None:
     page.wait_for_selector(".placard:not(.on-wall)")
 
 
+def test_where_no_screen_can_be_filled_nothing_offers_it(visit: Callable[..., Visit]) -> None:
+    begun = visit()
+    begun.page.add_init_script("Object.defineProperty(Document.prototype, 'fullscreenEnabled', { value: false })")
+    begun.page.reload()
+    page = open_tab(begun)
+    assert page.get_by_role("button", name="Choose a picture").is_visible()
+    assert not page.get_by_role("button", name="Hang it on the wall").is_visible()
+
+
 def test_nothing_moves_while_a_label_is_written(page: Any) -> None:
     hang(page, PICTURES / "gallery.jpg")
     page.evaluate(

@@ -6,6 +6,7 @@ const FIRST = "one_line"; // short: a live picture changes before long answers a
 const QUIET_MS = 500; // nobody types for so long: the words are meant
 
 const LONG = 80; // tokens
+const QUESTION = "Is there a person?"; // of presets that ask the person for one, until they are told another
 
 const MODES = [
   ["on_change", "On change", "Speaks when the picture has changed."],
@@ -106,10 +107,10 @@ export class LivePrompt extends EventTarget {
     if (!preset) return { prompt: this.words || null, preset: null };
     const knows = capabilities?.presets?.includes(preset.id) ?? false;
     const asksMore = preset.prompt.includes("{prompt}");
-    if (knows && asksMore) return { ...CLEARED, preset: preset.id, prompt: this.words || "What is this?" };
+    if (knows && asksMore) return { ...CLEARED, preset: preset.id, prompt: this.words || QUESTION };
     if (knows && this.words === preset.prompt) return { ...CLEARED, preset: preset.id, prompt: null };
     const words = this.words || preset.prompt;
-    const prompt = asksMore ? preset.prompt.replace("{prompt}", this.words || "What is this?") : words;
+    const prompt = asksMore ? preset.prompt.replace("{prompt}", this.words || QUESTION) : words;
     const shape = knows ? pick(preset, "response_format", "structured_outputs") : {};
     const cleared = knows ? CLEARED : pick(CLEARED, ...SAMPLING);
     return { ...cleared, ...preset.sampling, ...shape, prompt, preset: null };
@@ -120,8 +121,9 @@ export class LivePrompt extends EventTarget {
     this.#find(".prompt-preset").value = id;
     const asksMore = this.#preset.prompt.includes("{prompt}");
     this.#find(".prompt-name").textContent = asksMore ? "Your question" : "In these words";
-    this.#find(".prompt-text").value = asksMore ? "" : this.#preset.prompt;
-    this.#find(".prompt-text").placeholder = asksMore ? "Is there …?" : this.#preset.prompt;
+    const words = asksMore ? QUESTION : this.#preset.prompt; // what is asked stands there to be read
+    this.#find(".prompt-text").value = words;
+    this.#find(".prompt-text").placeholder = words;
     this.#changed();
   }
 

@@ -60,6 +60,7 @@ class Placard extends HTMLElement {
     this.#parts.choose.addEventListener("click", () => this.#parts.file.click());
     this.#parts["use-camera"].addEventListener("click", () => (this.#watching ? this.#endCamera() : this.#beginCamera()));
     this.#parts.again.addEventListener("click", () => this.#write());
+    this.#parts.wall.hidden = !document.fullscreenEnabled; // phones that fill their screen with videos only
     this.#parts.wall.addEventListener("click", () => this.firstElementChild.requestFullscreen());
     document.addEventListener("fullscreenchange", this.#onFullscreen);
     addEventListener("resize", this.#fitLabel);

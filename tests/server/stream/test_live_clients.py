@@ -74,6 +74,19 @@ def test_python_reports_why_it_was_closed(serve: Any, execute: Run, clip: Path) 
     assert "API key" in done.stderr
 
 
+@pytest.mark.parametrize("content", [None, b"no clip"])
+def test_python_says_at_once_that_a_source_cannot_be_read(
+    serve: Any, execute: Run, tmp_path: Path, content: bytes | None
+) -> None:
+    server, source = serve(), tmp_path / "camera"
+    if content is not None:
+        source.write_bytes(content)
+    done = execute(server, sys.executable, str(CLIENTS / "live.py"), str(source))
+    assert done.returncode != 0
+    assert "camera" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_javascript_captions_pictures_with_a_ticket(
     serve: Any, execute: Run, pictures: list[str], service: Any
 ) -> None:
@@ -140,6 +153,30 @@ def test_shell_lines_ask_about_a_picture(
     assert done.stdout.strip() == TEXT, done.stdout + done.stderr
     (message,) = service.last[0]
     assert [type(part).__name__ for part in message.content] == ["TextPart", "ImagePart"]
+
+
+def test_shell_questions_may_hold_quotes(server: Any, execute: Run, pictures: list[str], service: Any) -> None:
+    command = Path(sys.executable).with_name("websockets")
+    if not command.exists():
+        pytest.skip("no websockets here")
+    question = 'Is a "red" square or a \\ there?'
+    done = execute(
+        server,
+        "sh",
+        str(CLIENTS / "live.sh"),
+        pictures[0],
+        question,
+        WEBSOCKET_CLIENT=str(command),
+        SECONDS_TO_WAIT="1",
+    )
+    assert done.stdout.strip() == TEXT, done.stdout + done.stderr
+    assert question in [getattr(part, "text", None) for part in service.last[0][0].content]
+
+
+def test_shell_names_the_programs_it_lacks(server: Any, execute: Run, pictures: list[str], tmp_path: Path) -> None:
+    done = execute(server, str(shutil.which("sh")), str(CLIENTS / "live.sh"), pictures[0], PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "pip install websockets" in done.stderr
 
 
 def test_curl_gets_a_ticket(serve: Any, execute: Run) -> None:
