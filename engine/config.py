@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from preprocess.config import PictureBound
+
 
 class EngineConfig(msgspec.Struct, frozen=True):
     """Options of the engine process, all resolved.
@@ -22,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         max_waiting: Most requests waiting; one more is refused with 429.
         max_waiting_tokens: Most prompt tokens waiting.
         vision_cache_bytes: Bound of the vision embedding cache; 0 chooses from the largest picture (`engine.limits`).
-        max_picture_tokens: As in `PreprocessConfig`; decides how large the vision cache is chosen.
+        largest: As in `PreprocessConfig`; decides how large the vision cache is chosen.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """
@@ -38,6 +40,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_waiting: int = 256
     max_waiting_tokens: int = 262_144
     vision_cache_bytes: int = 0
-    max_picture_tokens: int = 0
+    largest: PictureBound = PictureBound()
     prefix_cache: bool = True
     check: bool = False

@@ -196,6 +196,7 @@ class Qwen2VLEncoder:
         self.config = config
         self.image_size = 8 * patch * config.merge
         self.dtype = checkpoint.dtype
+        self.progress: Callable[[], None] = lambda: None
         picture = Fields(folder.image_processor_config, "image processor: ")
         clip = Fields(folder.video_processor_config, "video processor: ")
         self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
@@ -234,6 +235,7 @@ class Qwen2VLEncoder:
             x, at = _ordered(x, order, 1, config.merge**2), _ordered(at, order, 1, config.merge**2)
         rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
         for index, layer in enumerate(self.layers):
+            self.progress()
             x = layer(x, rotation, windows if index not in config.full_layers else whole)
         tokens = self.merger(x)
         return tokens if order is None else tokens.index_select(1, order.argsort())

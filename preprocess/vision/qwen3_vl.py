@@ -9,7 +9,7 @@ language model's first layers add (DeepStack, arXiv:2406.04334). Attention sees 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -149,6 +149,7 @@ class Qwen3VLEncoder:
         self.image_size = 8 * patch * config.merge
         self.num_taps = len(config.taps)
         self.dtype = checkpoint.dtype
+        self.progress: Callable[[], None] = lambda: None
         picture = Fields(folder.image_processor_config, "image processor: ")
         clip = Fields(folder.video_processor_config, "video processor: ")
         self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
@@ -188,6 +189,7 @@ class Qwen3VLEncoder:
         rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
         taps = []
         for index, layer in enumerate(self.layers):
+            self.progress()
             x = layer(x, rotation)
             if index in self.taps:
                 taps.append(self.taps[index](x))

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from engine.config import EngineConfig
-from preprocess.config import PreprocessConfig
+from preprocess.config import PictureBound, PreprocessConfig
 from server import model_source
-from server.settings import OPTIONS, Settings, SettingsError, environment_name
+from server.settings import CPU_ENCODER_OPERATIONS, OPTIONS, Settings, SettingsError, environment_name
 
 
 def test_defaults_pass_their_own_checks():
@@ -20,8 +20,9 @@ def test_defaults_agree_with_the_configs_that_they_fill():
     on_gpu = Settings(device="cuda")
     assert on_gpu.engine_config() == EngineConfig(model="", device="cuda")
     assert on_gpu.preprocess_config() == PreprocessConfig(model="")
-    assert Settings().engine_config() == EngineConfig(model="", max_picture_tokens=1280)
-    assert Settings().preprocess_config() == PreprocessConfig(model="", max_picture_tokens=1280)
+    assert Settings().engine_config() == EngineConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
+    assert Settings().preprocess_config() == PreprocessConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
+    assert Settings(max_picture_tokens=9).preprocess_config().largest == PictureBound(9)
 
 
 def test_command_line_beats_environment_beats_default():
