@@ -91,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hang_timeout_s: Annotated[
         float,
         Option(
-            "A process that shows no sign of life for so long is ended and restarted; more than a step takes in any layer.",
+            "A process that shows no sign of life for so long is ended and restarted; above any layer of a step.",
             unit="s",
             low=3,
             high=86_400,
