@@ -15,31 +15,46 @@ help:
 	@echo "make test    install what is missing, run all tests"
 	@echo "make soak    50 live sessions for 5 minutes: nothing may grow (ARGS=)"
 	@echo "make schemas a thousand random schemas against a random model"
+	@echo "make screenshots   pictures of every page into build/screenshots, and those of the README into docs/images"
 	@echo "make check   ruff, format, mypy --strict"
 	@echo "make bench   measure this machine against plain transformers"
 
 # One stamp a set of packages: made again when the project's description or its pins change.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]'
 	touch $@ $(VENV)/.serve
 
 serve: $(VENV)/.serve
 	exec $(BIN)/beholder serve $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev chromium
 	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+# The browser of tests/ui. Where it cannot be had those tests skip and say so.
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  (apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium) \
+	    >/dev/null 2>&1 || echo "chromium could not be installed: the tests of the page will skip"; \
+	else echo "no chromium, and no apt or no right to use it: the tests of the page will skip"; fi
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py $(ARGS)
 
 schemas: $(VENV)/.dev
 	SCHEMAS=1000 $(BIN)/python -m pytest tests/test_random_schemas.py -s $(ARGS)
+
+.PHONY: screenshots
+screenshots: $(VENV)/.dev chromium
+	$(BIN)/python tests/screenshots.py build/screenshots
+	$(BIN)/python tests/screenshots.py --readme
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -30,17 +30,21 @@ from preprocess.image import encoded_bytes
 from preprocess.media import Item, Media, aligned
 from preprocess.model_folder import ModelFolder
 from preprocess.options import Defaults, check_options, resolve
+from preprocess.preview import previewed
 from preprocess.text import PromptEncoder, PromptIds
 from preprocess.wire import (
     Branch,
     EngineRequest,
     ImagePart,
     Job,
+    Lease,
     Look,
     Looked,
     MediaItem,
     Message,
     Prepared,
+    Preview,
+    Previewed,
     Refused,
     TextOptions,
     TextPart,
@@ -131,6 +135,15 @@ class Preparer:
     def look(self, look: Look) -> Looked | Refused:
         """Compare a frame with an earlier one. Like `prepare`, raises nothing."""
         return _guarded(look.request_id, lambda: self._look(look))
+
+    def preview(self, preview: Preview) -> Previewed | Refused:
+        """Show what the model would see of a picture or clip. Like `prepare`, raises nothing."""
+        return _guarded(preview.request_id, lambda: self._preview(preview))
+
+    def _preview(self, preview: Preview) -> Previewed:
+        media = Media(None, Lease(), self._family, self._identity, self._config)
+        media.add(preview.part)
+        return previewed(preview.request_id, media)
 
     def _look(self, look: Look) -> Looked:
         seen = thumbnail(encoded_bytes(ImagePart(data=look.data), self._config.limits), self._config.limits)

@@ -1,7 +1,7 @@
 """Every struct that crosses a process border, and nothing else.
 
     server ──Job──▶ preprocess worker ──Prepared | Refused──▶ server
-    server ──Look──▶ preprocess worker ──Looked | Refused──▶ server
+    server ──Look | Preview──▶ preprocess worker ──Looked | Previewed | Refused──▶ server
     server ──EngineRequest | Abort | Reset──▶ engine ──Admitted | Rejected | ResetDone | EngineStats──▶ server
     engine ──OutputStart, TokenEvents, ResetDone──▶ detokenizer ──Deltas | DetokenizerReset──▶ server
                                         detokenizer ──Stop──▶ engine
@@ -175,7 +175,18 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
     generation: int = 0
 
 
-WorkerInput = Job | Look
+class Preview(msgspec.Struct, frozen=True, tag="preview"):
+    """Ask what the model would see of one picture or clip, without preparing anything for the engine.
+
+    `generation`: as of a `Job`.
+    """
+
+    request_id: str
+    part: ImagePart | VideoPart
+    generation: int = 0
+
+
+WorkerInput = Job | Look | Preview
 
 
 # ---- preprocess worker → server -------------------------------------------------------------------------------------
@@ -352,7 +363,33 @@ class Looked(msgspec.Struct, frozen=True, tag="looked"):
     change: float | None
 
 
-WorkerReply = Prepared | Looked | Refused
+class SeenTile(msgspec.Struct, frozen=True):
+    """Pixels that the vision encoder gets at once, as a picture that can be looked at.
+
+    `row`, `column`: its place in the grid, from 1; 0 and 0 is the whole picture. `time_s`: of a clip's frame.
+    `encoded`: WebP.
+    """
+
+    width: int
+    height: int
+    encoded: bytes
+    row: int = 0
+    column: int = 0
+    time_s: float | None = None
+
+
+class Previewed(msgspec.Struct, frozen=True, tag="previewed"):
+    """A worker's answer to `Preview`: one of `image` and `clip`, and the tiles in the order of the prompt."""
+
+    request_id: str
+    tiles: list[SeenTile]
+    image: ImageInfo | None = None
+    clip: ClipInfo | None = None
+    rows: int = 0
+    columns: int = 0
+
+
+WorkerReply = Prepared | Looked | Previewed | Refused
 
 
 # ---- server, detokenizer → engine -----------------------------------------------------------------------------------
@@ -559,6 +596,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 ServerInput = (
     Prepared
     | Looked
+    | Previewed
     | Refused
     | Admitted
     | Rejected

@@ -28,6 +28,7 @@ from preprocess.wire import (
     ImagePart,
     Job,
     Lease,
+    Look,
     Message,
     Refused,
     TextPart,
@@ -62,9 +63,15 @@ def main() -> None:
         if job.generation != child.boot.generation:
             continue
         signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
-        reply: WorkerReply = preparer.prepare(job) if isinstance(job, Job) else preparer.look(job)
+        reply = _answer(preparer, job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         outbox.send(encoder.encode(reply))
+
+
+def _answer(preparer: Preparer, job: WorkerInput) -> WorkerReply:
+    if isinstance(job, Job):
+        return preparer.prepare(job)
+    return preparer.look(job) if isinstance(job, Look) else preparer.preview(job)
 
 
 def _warm_up(preparer: Preparer) -> None:

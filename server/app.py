@@ -22,7 +22,7 @@ from preprocess.errors import BeholderError, ClientError
 from server.faults import error_response, internal_error
 from server.image_store import ImageStore
 from server.metrics import Metrics
-from server.routes import captions, chat, decisions, images, operations, presets, realtime, stream
+from server.routes import about, captions, chat, decisions, images, operations, presets, previews, realtime, stream
 from server.routes.connection import ClientGone
 from server.routes.context import Context
 from server.security import Security
@@ -58,7 +58,9 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     app.include_router(decisions.router(context))
     app.include_router(images.router(context))
     app.include_router(presets.router(context))
+    app.include_router(previews.router(context))
     app.include_router(operations.router(context))
+    app.include_router(about.router(context))
     tickets = Tickets()
     app.state.streams = Hub(context)
     app.include_router(stream.router(app.state.streams, tickets))

@@ -85,12 +85,13 @@ def serve(
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
     from server.launch import launch
     from server.presets import load_presets
+    from server.tls import with_certificate
 
     if named is not None:
         if given["model"] is not None:
             raise SettingsError(f"the model is named twice: {named!r}, and --model {given['model']!r}; leave one out")
         given["model"] = named
-    settings = Settings.load(given, os.environ).resolve_model()
+    settings = with_certificate(Settings.load(given, os.environ).resolve_model())
     load_presets(settings.presets)  # a broken file is refused now
     raise typer.Exit(launch(settings))
 

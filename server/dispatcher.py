@@ -42,6 +42,8 @@ from preprocess.wire import (
     Looked,
     Message,
     Prepared,
+    Preview,
+    Previewed,
     Question,
     Refused,
     Rejected,
@@ -83,10 +85,10 @@ class _Call:
     """One submitted request, from `submit` to the finish of its last choice."""
 
     request_id: str
-    job: Job | Look
+    job: Job | Look | Preview
     num_choices: int
     waiting_bytes: int
-    prepared: asyncio.Future[Prepared | Looked]
+    prepared: asyncio.Future[Prepared | Looked | Previewed]
     lease: Lease = field(default_factory=Lease)
     worker: int | None = None
     admissions: dict[str, asyncio.Future[None]] = field(default_factory=dict)
@@ -109,6 +111,7 @@ class Generation:
         self.request_id = call.request_id
         self.images: list[ImageInfo] = prepared.images
         self.clips: list[ClipInfo] = prepared.clips
+        self.media_spans: list[list[tuple[int, int]]] = [item.spans for item in prepared.request.media]
         self.segments: list[tuple[float, float]] = prepared.segments
         self.branches: list[Branch] = prepared.branches
         self.num_prompt_tokens = prepared.request.num_prompt_tokens
@@ -274,16 +277,32 @@ class Dispatcher:
             ClientError: It is no picture, or the queue is full (429).
             ServiceError: Draining.
         """
+        looked = await self._ask_worker(Look(self._new_id(), data, reference), len(data))
+        assert isinstance(looked, Looked)
+        return looked
+
+    async def preview(self, part: ImagePart | VideoPart) -> Previewed:
+        """Have a preprocess worker show what the model would see of a picture or clip.
+
+        Raises:
+            ClientError: It is none, or the queue is full (429).
+            ServiceError: Draining.
+        """
+        shown = await self._ask_worker(Preview(self._new_id(), part), len(part.data) + len(part.data_url))
+        assert isinstance(shown, Previewed)
+        return shown
+
+    async def _ask_worker(self, job: Look | Preview, num_bytes: int) -> Prepared | Looked | Previewed:
+        """A worker's answer to what never reaches the engine."""
         self._refuse_if_draining()
-        call = self._queue(Look(self._new_id(), data, reference), 1, len(data))
+        call = self._queue(job, 1, num_bytes)
         try:
-            looked = await call.prepared
+            answer = await call.prepared
         except asyncio.CancelledError:
             self.cancel(call)
             raise
-        assert isinstance(looked, Looked)
         self._forget(call)
-        return looked
+        return answer
 
     def cancel(self, call: _Call) -> None:
         """Stop what is left of a call; its memory is freed when the process that uses it has let go."""
@@ -346,7 +365,7 @@ class Dispatcher:
         self._serial += 1
         return f"{self.epoch}-{self._serial}"
 
-    def _queue(self, job: Job | Look, n: int, num_bytes: int) -> _Call:
+    def _queue(self, job: Job | Look | Preview, n: int, num_bytes: int) -> _Call:
         """Line a job up for a worker, or refuse it."""
         full = len(self._waiting) >= self._max_waiting
         if full or (self._waiting and self._waiting_bytes + num_bytes > self._max_waiting_bytes):
@@ -383,9 +402,9 @@ class Dispatcher:
             )
             self._send(f"worker-{index}", job)
 
-    def _with_lease(self, call: _Call) -> Job | Look:
-        """The call's job with room for its pixels; a look needs none."""
-        if isinstance(call.job, Look):
+    def _with_lease(self, call: _Call) -> Job | Look | Preview:
+        """The call's job with room for its pixels; looks and previews need none."""
+        if not isinstance(call.job, Job):
             return call.job
         parts = [part for message in call.job.messages for part in message.content]
         num_images = sum(isinstance(part, ImagePart) for part in parts)
@@ -408,8 +427,10 @@ class Dispatcher:
         call.worker = None
         if isinstance(call.job, Job):  # the encoded pictures have done their duty
             call.job = msgspec.structs.replace(call.job, messages=[])
-        else:
+        elif isinstance(call.job, Look):
             call.job = msgspec.structs.replace(call.job, data=b"")
+        else:
+            call.job = msgspec.structs.replace(call.job, part=ImagePart())
         self._pump()
         if call.cancelled:
             self._forget(call)
@@ -422,10 +443,10 @@ class Dispatcher:
             call.lease = self.leases.shrink(call.lease, prepared.arena_bytes)
             call.prepared.set_result(prepared)
 
-    def _on_looked(self, looked: Looked) -> None:
-        call = self._worker_done(looked.request_id)
+    def _on_worker_answer(self, answer: Looked | Previewed) -> None:
+        call = self._worker_done(answer.request_id)
         if call is not None and not call.prepared.done():
-            call.prepared.set_result(looked)
+            call.prepared.set_result(answer)
 
     def _on_refused(self, refused: Refused) -> None:
         call = self._worker_done(refused.request_id)
@@ -539,8 +560,8 @@ class Dispatcher:
             self._on_deltas(message.deltas)
         elif isinstance(message, Prepared):
             self._on_prepared(message)
-        elif isinstance(message, Looked):
-            self._on_looked(message)
+        elif isinstance(message, Looked | Previewed):
+            self._on_worker_answer(message)
         elif isinstance(message, Refused):
             self._on_refused(message)
         elif isinstance(message, Admitted):
@@ -610,7 +631,7 @@ class Dispatcher:
         both_up = self._children["engine", 0].up and self._children["detokenizer", 0].up
         return both_up and self._engine_reset and self._detokenizer_reset
 
-    def _send(self, name: str, message: Job | Look | EngineRequest | Abort | Reset) -> None:
+    def _send(self, name: str, message: Job | Look | Preview | EngineRequest | Abort | Reset) -> None:
         self._send_bytes(name, self._encoder.encode(message))
 
 
@@ -630,9 +651,11 @@ def sequences_of(prepared: Prepared, n: int) -> list[EngineRequest]:
     ]
 
 
-def _killed_worker(job: Job | Look, reason: str) -> ClientError:
+def _killed_worker(job: Job | Look | Preview, reason: str) -> ClientError:
     """Refuses what a worker died of."""
     parts = [part for message in job.messages for part in message.content] if isinstance(job, Job) else []
+    if isinstance(job, Preview):
+        parts = [job.part]
     if isinstance(job, Job) and all(isinstance(part, TextPart) for part in parts):
         return ClientError(
             "the text of this request could not be prepared in the time allowed; send a shorter one",

@@ -250,7 +250,7 @@ class _Launcher:
         shown = f"[{host}]" if ":" in host else host
         for line in self._start_table.lines(self._engine.facts):
             _say(line)
-        _say(f"ready    http://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
+        _say(f"ready    {self._settings.scheme}://{shown}:{port} after {time.monotonic() - self._started_s:.1f} s")
 
 
 class _Signals:

@@ -81,6 +81,10 @@ class _HttpServer(uvicorn.Server):
 async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> None:
     loop = asyncio.get_running_loop()
     app = create_app(settings, dispatcher)
+    if settings.ui:
+        from ui.app import mount  # the only step of server towards ui: this process puts the two together
+
+        mount(app, child.boot.socket_folder)
     config = uvicorn.Config(
         app,
         http=HttpConnection,
@@ -93,6 +97,8 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
         ws_per_message_deflate=False,  # pictures do not get smaller
         timeout_graceful_shutdown=max(1, round(settings.grace_s)) + CANCEL_AFTER_GRACE_S,
         timeout_keep_alive=75,
+        ssl_certfile=settings.tls_certificate or None,
+        ssl_keyfile=settings.tls_key or None,
     )
     server = _HttpServer(config, child)
 

@@ -16,10 +16,13 @@ from preprocess.wire import (
     EngineStats,
     GenerationOptions,
     ImageInfo,
+    ImagePart,
     Looked,
     Message,
+    Previewed,
     Question,
     Segmenting,
+    VideoPart,
 )
 
 
@@ -33,6 +36,10 @@ class Generation(Protocol):
     @property
     def clips(self) -> Sequence[ClipInfo]:
         """The request's clips, in order."""
+
+    @property
+    def media_spans(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """For each picture and frame, in order: the (start, length) runs of the prompt that are its vision tokens."""
 
     @property
     def segments(self) -> Sequence[tuple[float, float]]:
@@ -123,5 +130,15 @@ class Service(Protocol):
 
         Raises:
             ClientError: It is no picture that can be decoded, or too many wait (429).
+            ServiceError: It cannot be served now.
+        """
+
+    async def preview(self, part: ImagePart | VideoPart) -> Previewed:
+        """What the model would see of a picture or clip.
+
+        Cancelling the call ends the work for it.
+
+        Raises:
+            ClientError: It is none that can be decoded, or too many wait (429).
             ServiceError: It cannot be served now.
         """

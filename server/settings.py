@@ -80,6 +80,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Web origins (https://example.org) whose pages may call this server ('*': any). Same origin always may."
         ),
     ] = ()
+    tls_certificate: Annotated[str, Option("Certificate (PEM file, with its chain) to serve https with.")] = ""
+    tls_key: Annotated[str, Option("Private key (PEM file) of --tls-certificate.")] = ""
+    https_self_signed: Annotated[
+        bool,
+        Option(
+            "Serve https with a certificate that the server makes itself: pages of other machines then get the camera, "
+            "after one warning. Needs beholder[ui]."
+        ),
+    ] = False
+    ui: Annotated[bool, Option("The web UI at /ui, where beholder[ui] is installed.")] = True
     max_body_mb: Annotated[float, Option("Largest request body.", unit="MiB", low=0.001, high=4096)] = 64
     request_timeout_s: Annotated[
         float, Option("Longest time that one request may take, waiting included.", unit="s", low=0.1, high=86_400)
@@ -347,6 +357,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """`max_picture_tokens`, with 0 replaced by the encoder's work where that takes a CPU long."""
         on_cpu = self.device == "cpu" and not self.max_picture_tokens
         return PictureBound(self.max_picture_tokens, CPU_ENCODER_OPERATIONS if on_cpu else 0)
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's address."""
+        return "https" if self.tls_certificate else "http"
 
     @property
     def model_name(self) -> str:

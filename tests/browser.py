@@ -26,7 +26,7 @@ from PIL import Image, ImageOps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from playwright.sync_api import Browser, ConsoleMessage
+    from playwright.sync_api import Browser, BrowserType, ConsoleMessage
 
 ROOT: Final = Path(__file__).parents[1]
 PICTURES: Final = ROOT / "samples" / "pictures"
@@ -69,17 +69,23 @@ def chromium(camera: Path | None = None, *, refuse_camera: bool = False) -> Iter
     require_browser()
     from playwright.sync_api import sync_playwright
 
+    with sync_playwright() as playwright, another(playwright.chromium, camera, refuse_camera=refuse_camera) as browser:
+        yield browser
+
+
+@contextlib.contextmanager
+def another(kind: BrowserType, camera: Path | None = None, *, refuse_camera: bool = False) -> Iterator[Browser]:
+    """One more beside a running one, whose `browser_type` is `kind`: playwright is started once in a thread."""
     switches = list(_SWITCHES)
     if camera is not None:
         switches += ["--use-fake-device-for-media-stream", f"--use-file-for-fake-video-capture={camera}"]
         if not refuse_camera:
             switches.append("--use-fake-ui-for-media-stream")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=switches)
-        try:
-            yield browser
-        finally:
-            browser.close()
+    browser = kind.launch(executable_path=CHROMIUM, args=switches)
+    try:
+        yield browser
+    finally:
+        browser.close()
 
 
 class Visit:

@@ -78,8 +78,8 @@ class Served:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.process.poll() is None:
             for line in self.text().splitlines():
-                if "ready" in line and "http://" in line:
-                    return line[line.index("http://") :].split()[0]
+                if "ready" in line and "://" in line:
+                    return line[line.index("http") :].split()[0]
             time.sleep(0.05)
         raise AssertionError(f"not ready (exit code {self.process.poll()}):\n{self.text()}")
 

@@ -1,1 +1,1 @@
-"""Web UI: the Gradio application that the server mounts. Empty for now; the HTTP API is complete without it."""
+"""The web UI: a Gradio shell around custom elements that speak the server's public API as any client would."""

@@ -47,6 +47,13 @@ class Timings(msgspec.Struct, frozen=True):
     total_ms: float
 
 
+class MediaTokens(msgspec.Struct, frozen=True):
+    """Vision tokens of one picture or frame; of them, those that were not computed again."""
+
+    num_tokens: int
+    cached_tokens: int
+
+
 class Arrival:
     """When a request came, on both clocks, and until when it may run."""
 
@@ -121,6 +128,21 @@ class Answer:
             prefill_ms=max((usage.prefill_ms for usage in usages), default=0.0),
             decode_ms=max((usage.decode_ms for usage in usages), default=0.0),
         )
+
+    def media_tokens(self) -> list[MediaTokens]:
+        """Of each picture and frame, in the prompt's order: how much of it the cache had. None of a clip in segments,
+        whose parts are prompts of their own.
+        """
+        if self.generation.segments:
+            return []
+        cached = self.usage().cached_tokens  # what is cached of a prompt is its beginning
+        return [
+            MediaTokens(
+                sum(length for _, length in spans),
+                sum(min(max(cached - start, 0), length) for start, length in spans),
+            )
+            for spans in self.generation.media_spans
+        ]
 
     def timings(self) -> Timings:
         """Where the time went so far."""

@@ -193,6 +193,6 @@ def _caption(caption_id: str, answer: Answer, text: str, finish_reason: str) -> 
         clips=clips or msgspec.UNSET,
         clip=clips[0] if len(clips) == 1 else msgspec.UNSET,
         finish_reason=finish_reason,
-        usage=completion_usage(answer.usage()),
+        usage=completion_usage(answer),
         timings=answer.timings(),
     )

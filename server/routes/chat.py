@@ -12,9 +12,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from preprocess.wire import Delta, DeltaLogprob, Usage
+from preprocess.wire import Delta, DeltaLogprob
 from server.intake import Call, chat_call
-from server.routes.answering import Answer, Arrival, Stream, collect, start
+from server.routes.answering import Answer, Arrival, MediaTokens, Stream, collect, start
 from server.routes.connection import read_body
 from server.routes.context import Context
 from server.tool_calls import ToolCallParser
@@ -68,10 +68,11 @@ class CompletionChoice(msgspec.Struct):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """`image_tokens` is an addition."""
+    """`image_tokens` and `media` (of each picture and frame, in order) are additions."""
 
     cached_tokens: int
     image_tokens: int
+    media: list[MediaTokens] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionUsage(msgspec.Struct, frozen=True):
@@ -178,7 +179,7 @@ async def _whole(completion_id: str, request: Request, call: Call, answer: Answe
         created=answer.arrival.unix_s,
         model=answer.context.settings.model_name,
         choices=choices,
-        usage=completion_usage(answer.usage()),
+        usage=completion_usage(answer),
     )
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
@@ -221,7 +222,7 @@ async def _events(completion_id: str, call: Call, answer: Answer) -> AsyncGenera
                     [ChunkChoice(index, ChunkDelta(), finish_reason=finish_reason, stop_reason=delta.stop_reason)]
                 )
     if call.include_usage:
-        yield event([], completion_usage(answer.usage()))
+        yield event([], completion_usage(answer))
     yield b"data: [DONE]\n\n"
 
 
@@ -247,13 +248,16 @@ def _find_calls(choice: CompletionChoice, call: Call) -> None:
         choice.message.content = text
 
 
-def completion_usage(usage: Usage) -> CompletionUsage:
+def completion_usage(answer: Answer) -> CompletionUsage:
     """OpenAI's usage object."""
+    usage = answer.usage()
     return CompletionUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens, usage.image_tokens),
+        prompt_tokens_details=PromptTokensDetails(
+            usage.cached_tokens, usage.image_tokens, answer.media_tokens() or msgspec.UNSET
+        ),
     )
 
 

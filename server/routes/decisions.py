@@ -72,7 +72,7 @@ def router(context: Context) -> APIRouter:
             model=context.settings.model_name,
             decisions=decisions_of(questions, answer.generation.branches, scores),
             images=answer.images,
-            usage=completion_usage(answer.usage()),
+            usage=completion_usage(answer),
             total_ms=(time.monotonic() - arrival.monotonic_s) * 1e3,
         )
         return Response(msgspec.json.encode(body), media_type="application/json")

@@ -82,7 +82,7 @@ class _Parts:
             text="\n".join(cue.text for cue in self.cues),
             segments=self.cues,
             clip=answer.generation.clips[0],
-            usage=completion_usage(answer.usage()),
+            usage=completion_usage(answer),
             timings=answer.timings(),
         )
 

@@ -50,6 +50,7 @@ class ScriptedGeneration:
     n: int
     clips: list[ClipInfo] = field(default_factory=list)
     segments: list[tuple[float, float]] = field(default_factory=list)
+    media_spans: list[list[tuple[int, int]]] = field(default_factory=list)
     num_prompt_tokens: int = 20
     decode_ms: float = 1.5
     preprocess_ms: float = 2.5

@@ -16,7 +16,17 @@ from server.presets import load_presets
 from server.settings import Settings, SettingsError
 
 OWN = {"title": "Own", "description": "d", "prompt": "In {prompt}, what is it?", "sampling": {"temperature": 0.5}}
-NAMES = ["alt_text", "describe", "hazards", "list_objects", "museum_placard", "one_line", "read_text", "yes_no"]
+NAMES = [
+    "alt_text",
+    "describe",
+    "hazards",
+    "list_objects",
+    "museum_placard",
+    "one_line",
+    "placard_in_words",
+    "read_text",
+    "yes_no",
+]
 
 
 def texts(service: Any) -> list[str]:

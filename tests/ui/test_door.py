@@ -1,0 +1,110 @@
+"""What stands at `/` and `/ui` without a browser: when Gradio is imported, what passes to it, what comes without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from serving import Served
+from starlette.testclient import TestClient
+
+from ui.app import mount
+
+PAGE = re.compile("<gradio-app|gradio_config")
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    app = FastAPI()
+    mount(app, str(tmp_path))
+    with TestClient(app, follow_redirects=False) as client:
+        yield client
+
+
+def page_of(client: TestClient) -> str:
+    """The page once it is there."""
+    deadline = time.monotonic() + 60
+    while not PAGE.search(text := client.get("/ui/").text):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return text
+
+
+@pytest.mark.parametrize("path", ["/", "/ui"])
+def test_addresses_that_people_type_lead_to_the_page(path: str, client: TestClient):
+    answer = client.get(path)
+    assert answer.is_redirect
+    assert str(answer.next_request.url) == "http://testserver/ui/"  # type: ignore[union-attr]
+
+
+def test_the_page_says_that_it_is_coming_and_then_comes(client: TestClient):
+    if "gradio" not in sys.modules:
+        first = client.get("/ui/")
+        assert "http-equiv" in first.text
+        assert first.headers["cache-control"] == "no-store"
+    assert "Beholder" in page_of(client)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+def test_nothing_but_reading_passes_to_gradio(client: TestClient, tmp_path: Path):
+    page_of(client)
+    assert client.post("/ui/gradio_api/upload", files={"files": b"x"}).status_code == 404
+    assert client.post("/ui/gradio_api/queue/join", json={}).status_code == 404
+    assert client.get("/ui/gradio_api/file=/etc/hostname").status_code == 404
+    assert client.get("/ui/gradio_api/heartbeat/x").status_code == 404
+    assert client.post("/ui/").status_code == 404
+    assert client.get("/ui/own/../app.py").status_code == 404
+    assert client.get("/ui/own/%2e%2e/app.py").status_code == 404
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_page_may_load_and_call_nothing_but_this_server(client: TestClient):
+    for path in ("/ui/own/main.js", "/ui/"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "connect-src 'self';" in policy
+        assert not re.search(r"https?:|\*", policy)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@pytest.mark.parametrize(
+    "told", [{}, {"host": "10.0.0.7:1"}, {"x-forwarded-host": "a.example", "x-forwarded-proto": "https"}]
+)
+def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(client: TestClient, told: dict[str, str]):
+    page_of(client)
+    page = client.get("/ui/", headers={**told, "accept-encoding": "gzip, br"})
+    assert int(page.headers["content-length"]) == len(page.content)
+    assert page.text.count('new URL(".", location)') == 2, "the configuration's and that of a script"
+    assert not re.search("testserver|10.0.0.7|a.example|[.]invalid", page.text)
+    assert client.head("/ui/").status_code == 200
+
+
+def test_without_gradio_the_page_says_how_to_install_it(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    answer = client.get("/ui/")
+    assert answer.status_code == 404
+    assert "pip install 'beholder[ui]'" in answer.text
+    assert client.get("/ui/own/main.js").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [("server.process", ("ui", "gradio", "torch")), ("ui.app", ("gradio", "pandas", "torch")), ("ui.page", ("torch",))],
+)
+def test_imports_point_one_way_and_wait_until_they_are_needed(modules: str, absent: tuple[str, ...]):
+    code = f"import sys, {modules}; sys.exit(bool({set(absent)!r} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_server_without_the_page_has_its_api_all_the_same(tiny_model: Path):
+    with Served(tiny_model, shell='exec "$@" --no-ui') as served:
+        assert served.client.get("/ready").status_code == 200
+        for path in ("/", "/ui", "/ui/"):
+            assert served.client.get(path).json()["error"]["code"] == "not_found"

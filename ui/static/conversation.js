@@ -1,0 +1,130 @@
+// A conversation about pictures and clips over `/v1/chat/completions`. Knows no page: tells what changes as events.
+
+import { ApiError, call, events } from "./api.js";
+
+const AGAIN = { temperature: 0.8 }; // a second try that said the same would be no use
+
+/**
+ * Events: `change` with detail {turn} while an answer grows and when it ends.
+ *
+ * A turn: {question, media, answer, state, error, facts}. States: asking, answering, done, stopped, failed.
+ */
+export class Conversation extends EventTarget {
+  turns = [];
+  #running = null;
+
+  /** The turn that is being answered, or null. */
+  get running() {
+    return this.#running?.turn ?? null;
+  }
+
+  /** Asks; resolves when the answer has ended, however. */
+  async ask(question, media = []) {
+    const turn = { question, media, answer: "", state: "asking", error: null, facts: null };
+    this.turns.push(turn);
+    await this.#answer(turn, {});
+  }
+
+  /** Answers the last turn again: differently if it was answered, the same way if it failed. */
+  async again() {
+    const turn = this.turns.at(-1);
+    if (!turn || this.running) return;
+    const sampling = turn.state === "failed" ? {} : { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] };
+    Object.assign(turn, { answer: "", state: "asking", error: null, facts: null });
+    await this.#answer(turn, sampling);
+  }
+
+  /** Ends the running answer; what was said stays. */
+  stop() {
+    this.#running?.cancel.abort();
+  }
+
+  async #answer(turn, sampling) {
+    const running = (this.#running = { turn, cancel: new AbortController() });
+    this.#tell(turn);
+    try {
+      await this.#stream(turn, sampling, running.cancel.signal);
+      turn.state = "done";
+    } catch (error) {
+      if (error.name === "AbortError") turn.state = "stopped";
+      else Object.assign(turn, { state: "failed", error });
+    }
+    if (this.#running === running) this.#running = null;
+    this.#tell(turn);
+  }
+
+  async #stream(turn, sampling, signal) {
+    const began = performance.now();
+    let first = 0;
+    let last = 0;
+    const response = await this.#send(turn, sampling, signal);
+    for await (const event of events(response)) {
+      const piece = event.choices[0]?.delta?.content;
+      if (piece) {
+        last = performance.now();
+        first ||= last;
+        turn.answer += piece;
+        turn.state = "answering";
+        this.#tell(turn);
+      }
+      if (event.usage) turn.facts = facts(event.usage, began, first, last);
+    }
+    this.#noteCached(turn);
+  }
+
+  // Uploads may have been forgotten by a restarted server: then they are sent again, once.
+  async #send(turn, sampling, signal) {
+    const json = { stream: true, stream_options: { include_usage: true }, ...sampling };
+    try {
+      return await call("/v1/chat/completions", { json: { ...json, messages: await this.#messages(turn) }, signal });
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.code !== "image_not_found") throw error;
+      for (const medium of this.#media()) medium.forget();
+      return call("/v1/chat/completions", { json: { ...json, messages: await this.#messages(turn) }, signal });
+    }
+  }
+
+  async #messages(last) {
+    const messages = [];
+    for (const turn of this.turns) {
+      const parts = await Promise.all(turn.media.map((medium) => medium.part()));
+      messages.push({ role: "user", content: [...parts, { type: "text", text: turn.question }] });
+      if (turn === last) break;
+      if (turn.answer) messages.push({ role: "assistant", content: turn.answer });
+    }
+    return messages;
+  }
+
+  #media() {
+    return this.turns.flatMap((turn) => turn.media);
+  }
+
+  // The server tells of each picture and frame in order; a clip is as many of them as its tokens need.
+  #noteCached(turn) {
+    const items = [...(turn.facts?.media ?? [])];
+    for (const medium of this.#media()) {
+      if (!items.length) return;
+      const mine = [items.shift()];
+      while (medium.isClip && items.length && sum(mine, "num_tokens") < medium.tokens) mine.push(items.shift());
+      medium.cached = { tokens: sum(mine, "cached_tokens"), of: sum(mine, "num_tokens") };
+    }
+  }
+
+  #tell(turn) {
+    this.dispatchEvent(new CustomEvent("change", { detail: { turn } }));
+  }
+}
+
+function facts(usage, began, first, last) {
+  const seconds = (last - first) / 1e3;
+  return {
+    ttftMs: first ? first - began : null,
+    tokensPerS: seconds > 0.005 ? (usage.completion_tokens - 1) / seconds : null,
+    tokens: usage.completion_tokens,
+    promptTokens: usage.prompt_tokens,
+    cachedTokens: usage.prompt_tokens_details.cached_tokens,
+    media: usage.prompt_tokens_details.media ?? [],
+  };
+}
+
+const sum = (items, name) => items.reduce((total, item) => total + item[name], 0);

@@ -1,0 +1,382 @@
+// <beholder-live>: point a camera, a screen or a file, and read what the model sees, word by word.
+
+import { Announcer } from "./announcer.js";
+import { copy } from "./clipboard.js";
+import { LiveFigures, figuresOf } from "./live_figures.js";
+import { History } from "./live_history.js";
+import { LivePrompt } from "./live_prompt.js";
+import { LiveSession } from "./live_session.js";
+import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
+import { Speech } from "./live_speech.js";
+import { LiveStrip } from "./live_strip.js";
+import { markup } from "./live_markup.js";
+import { readable } from "./readable.js";
+import { watching } from "./watching.js";
+
+const THUMBNAIL = 320; // pixels, the longer side
+const MARKS = { camera: "Camera on", screen: "Screen shared", file: "Playing a file" };
+const HIDDEN = "Stopped, because this page was hidden. Nothing looks while you do not.";
+const IDLE_MS = 3000; // on a wall the controls go away after so long
+
+class Live extends HTMLElement {
+  #history = new History();
+  #speech = new Speech();
+  #session = null;
+  #source = null;
+  #opening = null; // AbortController while a camera, screen or file is being opened
+  #shown = ""; // the words on the page
+  #frame = 0; // of the animation that will put words there
+  #idle = null;
+
+  connectedCallback() {
+    if (this.firstChild) return; // moved, not new
+    this.innerHTML = markup({ secure: camerasAllowed(), screens: screensAllowed() });
+    this.#prompt = new LivePrompt(this.#$(".live-prompt"));
+    this.#prompt.addEventListener("change", () => {
+      for (const place of this.querySelectorAll(".live-words")) place.dataset.long = this.#prompt.isLong;
+      this.#session?.update();
+    });
+    this.#figures = new LiveFigures(this.#$(".live-figures"));
+    this.#strip = new LiveStrip(this.#$(".live-strip"), this.#history, {
+      copy: (text) => this.#copy(text),
+      onRate: (entry) => {
+        const client = this.#session?.client;
+        if (client?.sessionId === entry.sessionId) client?.feedback(entry.responseId, entry.rating); // others are forgotten
+      },
+    });
+    this.#announcer = new Announcer(this.#$(".live-aloud"));
+    this.#listen();
+    this.#prompt.load().catch((error) => this.#warn(error.message));
+  }
+
+  disconnectedCallback() {
+    this.stop();
+  }
+
+  #prompt;
+  #figures;
+  #strip;
+  #announcer;
+
+  // ---- start and stop ------------------------------------------------------------------------------------------------
+
+  /** @param kind "camera", "screen" or "file" (then with the file) */
+  async start(kind, file = null) {
+    this.stop();
+    this.#warn("");
+    const opening = (this.#opening = new AbortController());
+    let source;
+    try {
+      source = await this.#openSource(kind, file, opening.signal);
+    } catch (error) {
+      if (!opening.signal.aborted) this.#warn(error.message);
+    }
+    if (opening.signal.aborted) return source?.close(); // stopped, or another one was begun
+    this.#opening = null;
+    if (!source) return;
+    this.#source = source;
+    this.#begin();
+    if (document.hidden && kind !== "screen") this.stop(HIDDEN);
+  }
+
+  /** Ends the session and lets go of the camera. */
+  stop(why = "") {
+    this.#opening?.abort();
+    this.#opening = null;
+    const session = this.#session;
+    this.#session = null;
+    this.#source = null;
+    session?.close();
+    this.#announcer.stop();
+    this.#keepAwake(false);
+    watching(this, "");
+    this.dataset.phase = "idle";
+    this.#$(".live-stale").hidden = true;
+    if (why) this.#warn(why);
+  }
+
+  #openSource(kind, file, signal) {
+    const [video, image] = [this.#$("video"), this.#$(".live-picture img")];
+    if (kind === "file") return openFile(video, image, file, signal);
+    if (kind === "screen") return openScreen(video, signal);
+    return openCamera(video, { deviceId: this.#$("[name=camera]").value, facing: this.#facing, side: this.#side, signal });
+  }
+
+  #begin() {
+    const source = this.#source;
+    source.onEnded = () => this.stop(source.kind === "screen" ? "Sharing has ended." : "The camera was taken away.");
+    this.dataset.source = source.kind;
+    this.dataset.phase = "running";
+    watching(this, MARKS[source.kind]);
+    this.#keepAwake(true);
+    this.#$(".live-picture").dataset.still = source.isStill;
+    this.#$(".live-mark-words").textContent = MARKS[source.kind];
+    this.style.setProperty("--live-ratio", source.width / source.height);
+    if (source.kind === "camera") this.#showCameras(source.deviceId);
+    this.#shown = this.#painted = ""; // the old words were about something else
+    for (const place of this.querySelectorAll(".live-words")) place.textContent = "";
+
+    const session = new LiveSession(source, {
+      settings: (capabilities) => this.#prompt.settings(capabilities),
+      side: this.#side,
+    });
+    this.#session = session;
+    const on = (type, listener) => session.addEventListener(type, ({ detail }) => listener(detail));
+    on("state", ({ state, message }) => this.#onState(session, state, message));
+    on("words", ({ text, ageMs }) => this.#onWords(text, ageMs));
+    on("done", (detail) => this.#onDone(detail));
+    on("stats", ({ event, skipped }) => this.#figures.frames(event, skipped));
+    on("refused", ({ message }) => this.#warn(message));
+    on("accepted", () => this.#warn(""));
+    on("stale", ({ message }) => {
+      this.#$(".live-stale").hidden = !message;
+      this.#$(".live-stale").textContent = message;
+    });
+    session.run();
+    this.#$(".live-bar [data-do=snap]").focus({ preventScroll: true }); // the start buttons are gone; space looks now
+  }
+
+  #onState(session, state, message) {
+    if (session !== this.#session) return;
+    this.dataset.link = state;
+    this.#$(".live-link").textContent = message;
+    if (state === "live") this.#warn("");
+    if (state === "ended") this.stop(message);
+  }
+
+  // ---- words ---------------------------------------------------------------------------------------------------------
+
+  #onWords(text, ageMs) {
+    if (ageMs !== null) this.#figures.age(ageMs);
+    const words = readable(text);
+    // The same words again are not typed again: a still scene stays still on the page.
+    if (this.#shown.startsWith(words)) return;
+    this.#show(words);
+  }
+
+  #show(words) {
+    this.#shown = words;
+    if (this.#frame) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = 0;
+      const [before, now] = [this.#painted, this.#shown];
+      if (now === before) return;
+      const grows = before !== "" && now.startsWith(before);
+      for (const place of this.querySelectorAll(".live-words")) {
+        if (!grows) place.textContent = "";
+        place.append(element("span", grows ? now.slice(before.length) : now)); // new words fade in
+      }
+      this.#toTheEnd();
+      this.#painted = now;
+    });
+  }
+
+  #toTheEnd() {
+    for (const place of this.querySelectorAll(".live-words")) place.scrollTop = place.scrollHeight;
+  }
+
+  #painted = "";
+
+  async #onDone({ event, ageMs, blob, capturedMs, asked }) {
+    if (event.status === "failed") return this.#warn(event.error?.message ?? "The answer failed.");
+    if (event.status === "cancelled" || !event.text.trim()) return;
+    const words = readable(event.text);
+    this.#show(words);
+    this.#announcer.say(words);
+    const figures = figuresOf(event, ageMs ?? event.frame_age_ms);
+    this.#figures.response(figures);
+    this.#speech.say(words);
+    const capturedAt = capturedMs === null ? Date.now() : Date.now() - (performance.now() - capturedMs);
+    const [prompt, model] = [asked ?? this.#prompt.words, this.#session?.model ?? ""];
+    const sessionId = this.#session?.client.sessionId ?? "";
+    const thumbnail = blob ? await smaller(blob) : "";
+    const { entry, isNew } = this.#history.add({
+      text: event.text,
+      shown: words,
+      prompt,
+      model,
+      responseId: event.response_id,
+      sessionId,
+      capturedAt,
+      thumbnail,
+      figures,
+    });
+    this.#strip.show(entry, isNew);
+  }
+
+  // ---- what the visitor does -----------------------------------------------------------------------------------------
+
+  #listen() {
+    this.addEventListener("click", (event) => {
+      const action = event.target.closest("[data-do]")?.dataset.do;
+      if (action) this.#do(action);
+    });
+    this.#$("[name=file]").addEventListener("change", ({ target }) => {
+      const [file] = target.files;
+      target.value = "";
+      if (file) this.start("file", file);
+    });
+    this.#$("[name=camera]").addEventListener("change", () => this.#source?.kind === "camera" && this.start("camera"));
+    this.#$("[name=side]").addEventListener("change", () => {
+      if (this.#source?.kind === "camera") this.start("camera");
+      else this.#session?.resize(this.#side);
+    });
+    for (const name of ["mirror", "over", "numbers"]) {
+      const box = this.#$(`[name=${name}]`);
+      const apply = () => (this.dataset[name] = box.checked);
+      box.addEventListener("change", apply);
+      apply();
+    }
+    this.#$("[name=aloud]").addEventListener("change", ({ target }) => this.#readAloud(target.checked));
+    this.#$("[name=aloud]").disabled = Boolean(this.#speech.missing);
+    document.addEventListener("keydown", this.#onKey);
+    document.addEventListener("visibilitychange", () => {
+      // Somebody who shares a screen is looking at something else, that is what sharing is for.
+      if (document.hidden && this.#session && this.#source.kind !== "screen") {
+        this.stop(HIDDEN);
+      }
+    });
+    addEventListener("pagehide", () => this.stop());
+    document.addEventListener("fullscreenchange", () => {
+      if (!document.fullscreenElement && this.dataset.wall === "true") this.#wall(false);
+    });
+    new ResizeObserver(() => this.#toTheEnd()).observe(this.#$(".live-stage"));
+    this.#$(".live-stage").addEventListener("pointermove", () => this.#wake());
+    this.dataset.phase = "idle";
+  }
+
+  #do(action) {
+    const does = {
+      camera: () => this.start("camera"),
+      screen: () => this.start("screen"),
+      file: () => this.#$("[name=file]").click(),
+      stop: () => this.stop(),
+      snap: () => this.#session?.snap(),
+      flip: () => {
+        this.#$("[name=camera]").value = "";
+        this.#facing = this.#source?.facing === "environment" ? "user" : "environment";
+        this.start("camera");
+      },
+      mirror: () => this.#toggle("mirror"),
+      aloud: () => this.#toggle("aloud"),
+      wall: () => this.#wall(this.dataset.wall !== "true"),
+      copy: () => this.#shown && this.#copy(this.#shown),
+      numbers: () => this.#toggle("numbers"),
+    };
+    does[action]();
+  }
+
+  #onKey = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.checkVisibility()) return;
+    if (event.target.closest?.("input, textarea, select, dialog")) return;
+    if (event.key === "Escape" && this.dataset.wall === "true") return this.#wall(false);
+    if (!this.#$("[name=keys]").checked) return;
+    if (event.key === " ") {
+      if (event.target.closest?.("button, a, summary, [role=tab]")) return; // it presses those
+      if (!this.#session) return;
+      event.preventDefault();
+      return this.#do("snap");
+    }
+    const running = Boolean(this.#session ?? this.#opening);
+    const keys = { s: running ? "stop" : "camera", f: "wall", m: "mirror", r: "aloud", c: "copy", n: "numbers" };
+    const action = keys[event.key.toLowerCase()];
+    if (!action || (action === "camera" && !camerasAllowed())) return;
+    event.preventDefault();
+    this.#do(action);
+  };
+
+  #toggle(name) {
+    const box = this.#$(`[name=${name}]`);
+    if (box.disabled) return;
+    box.checked = !box.checked;
+    box.dispatchEvent(new Event("change"));
+  }
+
+  #readAloud(on) {
+    this.#speech.set(on);
+    this.#$("[data-do=aloud]").setAttribute("aria-pressed", on);
+  }
+
+  // Fills the screen where the browser can, else the window.
+  async #wall(on) {
+    this.dataset.wall = on;
+    document.documentElement.classList.toggle("live-on-wall", on);
+    this.#$("[data-do=wall]").setAttribute("aria-pressed", on);
+    this.#wake();
+    try {
+      if (on) await this.#$(".live-stage").requestFullscreen();
+      else if (document.fullscreenElement) await document.exitFullscreen();
+    } catch {
+      // phones of some makers: the window it is
+    }
+  }
+
+  // A screen that goes dark would hide the page, and that would stop it.
+  async #keepAwake(on) {
+    this.#lock?.release().catch(() => {});
+    this.#lock = null;
+    if (!on || !navigator.wakeLock) return;
+    const lock = await navigator.wakeLock.request("screen").catch(() => null); // low battery
+    if (this.#session) this.#lock = lock;
+    else lock?.release();
+  }
+
+  #lock = null;
+
+  #wake() {
+    clearTimeout(this.#idle);
+    this.dataset.idle = false;
+    this.#idle = setTimeout(() => (this.dataset.idle = true), IDLE_MS);
+  }
+
+  async #copy(text) {
+    this.#$(".live-said").textContent = (await copy(text)) ? "Copied." : "The browser did not let it be copied.";
+    setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
+  }
+
+  async #showCameras(deviceId) {
+    const cameras = await listCameras();
+    const select = this.#$("[name=camera]");
+    select.replaceChildren(
+      new Option("The browser's choice", ""),
+      ...cameras.map(({ deviceId: id, label }) => new Option(label, id)),
+    );
+    select.value = deviceId;
+    this.#$("[data-do=flip]").hidden = cameras.length < 2;
+  }
+
+  #facing = "";
+
+  get #side() {
+    return Number(this.#$("[name=side]").value);
+  }
+
+  #warn(message) {
+    const place = this.#$(".live-warning");
+    place.hidden = !message;
+    place.textContent = message;
+  }
+
+  #$(selector) {
+    return this.querySelector(selector);
+  }
+}
+
+function element(name, text) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  return made;
+}
+
+async function smaller(blob) {
+  const picture = await createImageBitmap(blob);
+  const scale = Math.min(1, THUMBNAIL / Math.max(picture.width, picture.height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(picture.width * scale));
+  canvas.height = Math.max(1, Math.round(picture.height * scale));
+  canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+  picture.close();
+  return URL.createObjectURL(await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.75)));
+}
+
+customElements.define("beholder-live", Live);

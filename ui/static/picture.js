@@ -1,0 +1,312 @@
+// The tab Picture: pictures and clips on the left, what is said about them on the right.
+
+import { get } from "./api.js";
+import { Conversation } from "./conversation.js";
+import { Medium, intake } from "./media.js";
+import { showSeen } from "./seen.js";
+import { Reader, sentence } from "./sentences.js";
+import { TurnView } from "./turn_view.js";
+
+const QUESTIONS = ["one_line", "describe", "read_text"]; // presets that are plain questions, offered as such
+const DESCRIBE = { picture: "Describe the picture.", pictures: "Describe the pictures.", clip: "Describe the video." };
+
+const NARROW = matchMedia("(max-width: 60rem)"); // as in the style sheet: pictures above, conversation below
+
+const PAGE = `
+  <div class="picture-page">
+    <input class="picture-files unseen" id="picture-files" type="file" accept="image/*,video/*" multiple tabindex="-1"
+      aria-hidden="true">
+    <section class="picture-side" aria-label="Pictures and clips">
+      <div class="picture-empty">
+        <h2>Show it something.</h2>
+        <p>Drop pictures or a clip anywhere on this page, paste one, or choose files.</p>
+        <button type="button" class="button primary picture-choose">Choose files</button>
+        <p class="picture-promise">They are sent to this server only, and forgotten.</p>
+      </div>
+      <div class="picture-filled" hidden>
+        <div class="picture-stage"></div>
+        <div class="picture-bar">
+          <div class="segments" role="radiogroup" aria-label="What is shown">
+            <label><input type="radio" name="picture-view" value="own" checked>As you see it</label>
+            <label><input type="radio" name="picture-view" value="seen">As the model sees it</label>
+          </div>
+          <label class="field picture-detail" hidden><span class="unseen">Detail</span>
+            <select><option value="auto">detail: auto</option><option value="low">detail: low</option>
+            <option value="high">detail: high</option></select></label>
+        </div>
+        <p class="picture-numbers"></p>
+        <ul class="picture-strip" aria-label="All pictures and clips"></ul>
+      </div>
+    </section>
+    <section class="picture-talk" aria-label="Conversation" hidden>
+      <ol class="picture-turns" tabindex="0" aria-label="Questions and answers"></ol>
+      <p class="unseen" aria-live="polite"></p>
+      <form class="picture-ask">
+        <div class="picture-questions" role="group" aria-label="Questions to ask"></div>
+        <div class="picture-line">
+          <label class="unseen" for="picture-question">Your question</label>
+          <textarea id="picture-question" rows="1" dir="auto" placeholder="Ask about it"></textarea>
+          <button class="button primary picture-send">Ask</button>
+          <button type="button" class="button picture-stop" hidden>Stop</button>
+        </div>
+      </form>
+      <button type="button" class="button quiet picture-new">Begin anew</button>
+    </section>
+    <p class="picture-dropping" aria-hidden="true">Drop it here</p>
+  </div>`;
+
+class Picture extends HTMLElement {
+  #media = [];
+  #pending = []; // shown and not asked about yet
+  #shown = null;
+  #conversation = null;
+  #views = new Map();
+  #stopIntake = null;
+  #reader = null;
+
+  connectedCallback() {
+    this.innerHTML = PAGE;
+    this.#reader = new Reader(this.querySelector("[aria-live]"));
+    const files = this.querySelector(".picture-files");
+    this.#stopIntake = intake(this, files, (taken) => this.#take(taken));
+    this.#on(".picture-choose", "click", () => files.click());
+    this.#on(".picture-new", "click", () => this.#begin());
+    this.#on(".picture-stop", "click", () => this.#conversation.stop());
+    this.#on(".picture-bar", "change", () => this.#show());
+    this.#on(".picture-ask", "submit", (event) => {
+      event.preventDefault();
+      this.#ask();
+    });
+    this.#on("textarea", "keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.#ask();
+    });
+    this.addEventListener("keydown", (event) => event.key === "Escape" && this.#conversation.stop());
+    addEventListener("pagehide", this.#leave);
+    this.#begin();
+    this.#offerQuestions();
+  }
+
+  disconnectedCallback() {
+    this.#stopIntake?.();
+    this.#conversation?.stop();
+    removeEventListener("pagehide", this.#leave);
+    this.#leave();
+  }
+
+  #leave = () => this.#media.forEach((medium) => medium.leave());
+
+  #on(selector, name, listener) {
+    this.querySelector(selector).addEventListener(name, listener);
+  }
+
+  // ---- pictures ------------------------------------------------------------------------------------------------------
+
+  #begin() {
+    this.#conversation?.stop();
+    this.#media.forEach((medium) => medium.close());
+    [this.#media, this.#pending, this.#shown] = [[], [], null];
+    this.#views.clear();
+    this.#conversation = new Conversation();
+    this.#conversation.addEventListener("change", ({ detail }) => this.#onChange(detail.turn));
+    this.querySelector(".picture-turns").replaceChildren();
+    this.querySelector('[value="own"]').checked = true;
+    this.#lay();
+  }
+
+  #take(files) {
+    if (!files.length) return;
+    const first = !this.#media.length;
+    const added = files.map((file) => new Medium(file));
+    this.#media.push(...added);
+    this.#pending.push(...added);
+    this.#shown = added[0];
+    this.#lay();
+    if (first) this.#describe();
+    else this.querySelector("textarea").focus();
+  }
+
+  #remove(medium) {
+    this.#media = this.#media.filter((other) => other !== medium);
+    this.#pending = this.#pending.filter((other) => other !== medium);
+    medium.close();
+    if (this.#shown === medium) this.#shown = this.#media.at(-1) ?? null;
+    this.#lay();
+  }
+
+  #lay() {
+    const filled = Boolean(this.#media.length);
+    this.querySelector(".picture-empty").hidden = filled;
+    this.querySelector(".picture-filled").hidden = !filled;
+    this.querySelector(".picture-talk").hidden = !filled;
+    this.firstElementChild.classList.toggle("filled", filled);
+    if (filled) this.#show();
+  }
+
+  async #show() {
+    const medium = this.#shown;
+    const seen = this.querySelector('[value="seen"]').checked;
+    const stage = this.querySelector(".picture-stage");
+    const detail = this.querySelector(".picture-detail");
+    detail.hidden = !seen || medium.isClip;
+    const select = detail.querySelector("select");
+    if (stage.medium === medium) medium.detail = select.value;
+    else select.value = medium.detail;
+    this.#listMedia();
+    if (!seen && (stage.medium !== medium || stage.dataset.view !== "own")) stage.replaceChildren(ownView(medium));
+    stage.medium = medium;
+    stage.dataset.view = seen ? "seen" : "own";
+    const numbers = this.querySelector(".picture-numbers");
+    try {
+      const preview = await medium.preview();
+      if (this.#shown !== medium) return;
+      const stillSeen = stage.dataset.view === "seen";
+      const said = showSeen(stillSeen ? stage : document.createElement("div"), preview);
+      numbers.textContent = `${said} ${cacheNote(medium)}`;
+      numbers.classList.remove("bad");
+    } catch (error) {
+      if (this.#shown !== medium) return;
+      if (seen) stage.replaceChildren();
+      numbers.textContent = sentence(error.message);
+      numbers.classList.add("bad");
+    }
+  }
+
+  #listMedia() {
+    const strip = this.querySelector(".picture-strip");
+    const add = document.createElement("li");
+    add.innerHTML = `<button type="button" class="picture-add" aria-label="Add pictures or clips">+</button>`;
+    add.firstChild.addEventListener("click", () => this.querySelector(".picture-files").click());
+    strip.replaceChildren(...this.#media.map((medium, index) => this.#thumb(medium, index + 1)), add);
+  }
+
+  #thumb(medium, number) {
+    const item = document.createElement("li");
+    const show = document.createElement("button");
+    show.type = "button";
+    show.className = "picture-thumb";
+    show.setAttribute("aria-label", `Show ${medium.isClip ? "clip" : "picture"} ${number}`);
+    show.setAttribute("aria-pressed", String(medium === this.#shown));
+    const small = document.createElement(medium.isClip ? "video" : "img");
+    Object.assign(small, { src: medium.url, alt: "", muted: true, preload: "metadata" });
+    if (medium.isClip) small.tabIndex = -1;
+    show.append(small, Object.assign(document.createElement("span"), { textContent: number, ariaHidden: "true" }));
+    show.addEventListener("click", () => {
+      this.#shown = medium;
+      this.#show();
+    });
+    item.append(show);
+    if (this.#pending.includes(medium)) {
+      const remove = document.createElement("button");
+      remove.type = "button";
+      remove.className = "picture-remove";
+      remove.textContent = "×";
+      remove.setAttribute("aria-label", `Take ${medium.isClip ? "clip" : "picture"} ${number} away`);
+      remove.addEventListener("click", () => this.#remove(medium));
+      item.append(remove);
+    }
+    return item;
+  }
+
+  // ---- the conversation ----------------------------------------------------------------------------------------------
+
+  #describe() {
+    const clips = this.#pending.some((medium) => medium.isClip);
+    this.#send(clips ? DESCRIBE.clip : this.#pending.length > 1 ? DESCRIBE.pictures : DESCRIBE.picture);
+  }
+
+  #ask() {
+    const field = this.querySelector("textarea");
+    const question = field.value.trim();
+    if (this.#conversation.running) return;
+    if (!question) {
+      if (this.#pending.length) this.#describe();
+      else field.focus();
+      return;
+    }
+    field.value = "";
+    this.#send(question);
+  }
+
+  #send(question) {
+    const media = this.#pending;
+    this.#pending = [];
+    this.#reader.begin();
+    this.#conversation.ask(question, media);
+    this.#listMedia();
+  }
+
+  #onChange(turn) {
+    let view = this.#views.get(turn);
+    const turns = this.querySelector(".picture-turns");
+    if (!view) {
+      view = new TurnView(turn, this.#media, () => this.#again());
+      this.#views.set(turn, view);
+      turns.append(view.element);
+    }
+    const isNew = view.element.dataset.state === undefined;
+    const atEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 80;
+    const running = this.#conversation.running;
+    view.update(turn === this.#conversation.turns.at(-1) && !running);
+    for (const [other, older] of this.#views) if (other !== turn) older.update(false);
+    if (isNew || atEnd) turns.scrollTo(0, turns.scrollHeight);
+    if ((isNew || turn.state === "done") && NARROW.matches) view.element.scrollIntoView({ block: "end" });
+    this.querySelector(".picture-send").hidden = Boolean(running);
+    this.querySelector(".picture-stop").hidden = !running;
+    this.#reader.hear(turn.error ? sentence(turn.error.message) : turn.answer, !running);
+    if (turn.state === "done") this.#show(); // tells what was cached
+  }
+
+  #again() {
+    this.#reader.begin();
+    this.#conversation.again();
+  }
+
+  async #offerQuestions() {
+    const presets = await get("/v1/presets").then(
+      ({ data }) => data,
+      () => [],
+    );
+    const offered = QUESTIONS.map((id) => presets.find((preset) => preset.id === id)).filter(Boolean);
+    this.querySelector(".picture-questions").append(
+      ...offered.map(({ title, prompt }) => {
+        const chip = Object.assign(document.createElement("button"), { type: "button", textContent: title });
+        chip.className = "button picture-chip";
+        chip.title = prompt;
+        chip.addEventListener("click", () => this.#conversation.running || this.#send(prompt));
+        return chip;
+      }),
+    );
+  }
+}
+
+// A file that the browser cannot show (AVI, HEIC) is shown as the server decodes it.
+function ownView(medium) {
+  const view = document.createElement(medium.isClip ? "video" : "img");
+  view.className = "picture-own";
+  const fallBack = async () => {
+    const preview = await medium.preview().catch(() => null);
+    const url = preview && (preview.frames?.[0] ?? preview.tiles.at(-1)).url;
+    if (url) view.replaceWith(Object.assign(new Image(), { src: url, className: "picture-own", alt: medium.name }));
+  };
+  view.addEventListener("error", fallBack, { once: true });
+  if (medium.isClip) {
+    Object.assign(view, { src: medium.url, controls: true, muted: true, loop: true, autoplay: !still(), playsInline: true });
+    view.setAttribute("aria-label", medium.name || "the clip");
+  } else {
+    Object.assign(view, { src: medium.url, alt: medium.name || "the picture" });
+  }
+  return view;
+}
+
+const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+function cacheNote({ cached }) {
+  if (!cached) return "";
+  if (cached.tokens === cached.of) return "In the last answer all of them came from the cache.";
+  if (!cached.tokens) return "In the last answer none of them came from the cache.";
+  return `In the last answer ${cached.tokens} of them came from the cache.`;
+}
+
+customElements.define("beholder-picture", Picture);

@@ -1,0 +1,71 @@
+// One question and its answer, as the tab Picture shows them.
+
+import { copy } from "./clipboard.js";
+import { sentence } from "./sentences.js";
+
+/** `element` is a list item; `update` follows the turn. */
+export class TurnView {
+  #turn;
+  #parts;
+
+  /**
+   * @param turn  of Conversation
+   * @param media all pictures and clips, for their numbers
+   * @param again called when the visitor wants another answer
+   */
+  constructor(turn, media, again) {
+    this.#turn = turn;
+    this.element = document.createElement("li");
+    this.element.className = "turn";
+    this.element.innerHTML = `
+      <p class="turn-question" dir="auto"></p>
+      <p class="turn-answer" dir="auto"></p>
+      <p class="notice bad turn-error" hidden></p>
+      <div class="turn-foot">
+        <button type="button" class="button quiet turn-copy" hidden>Copy</button>
+        <button type="button" class="button quiet turn-again" hidden></button>
+        <p class="turn-facts"></p>
+      </div>`;
+    const part = (name) => this.element.querySelector(`.turn-${name}`);
+    this.#parts = { answer: part("answer"), error: part("error"), copy: part("copy"), again: part("again"), facts: part("facts") };
+    part("question").textContent = turn.question;
+    const numbers = turn.media.map((medium) => media.indexOf(medium) + 1);
+    if (numbers.length && media.length > 1) {
+      const which = Object.assign(document.createElement("span"), { className: "turn-which" });
+      which.textContent = `with ${numbers.join(", ")}`;
+      part("question").append(" ", which);
+    }
+    this.#parts.again.addEventListener("click", again);
+    this.#parts.copy.addEventListener("click", () => this.#copy());
+  }
+
+  /** Shows the turn as it is now; `isLast`: it may be answered again. */
+  update(isLast) {
+    const { answer, state, error, facts } = this.#turn;
+    this.element.dataset.state = state;
+    this.#parts.answer.textContent = answer;
+    this.#parts.error.hidden = !error;
+    if (error) this.#parts.error.textContent = withAdvice(error);
+    this.#parts.copy.hidden = !answer || state === "answering";
+    this.#parts.again.hidden = !isLast;
+    this.#parts.again.textContent = state === "failed" ? "Ask again" : "Another answer";
+    this.#parts.facts.textContent = state === "stopped" ? "Stopped." : facts ? inWords(facts) : "";
+  }
+
+  async #copy() {
+    this.#parts.copy.textContent = (await copy(this.#turn.answer)) ? "Copied" : "Not copied";
+    setTimeout(() => (this.#parts.copy.textContent = "Copy"), 1500);
+  }
+}
+
+function withAdvice({ message, status, retryAfterS }) {
+  return status === 429 || retryAfterS ? `${sentence(message)} Ask again then.` : sentence(message);
+}
+
+function inWords({ ttftMs, tokensPerS, promptTokens, cachedTokens }) {
+  const said = [];
+  if (ttftMs !== null) said.push(`first word after ${Math.round(ttftMs).toLocaleString("en")} ms`);
+  if (tokensPerS) said.push(`${Math.round(tokensPerS)} tokens/s`);
+  said.push(`${cachedTokens} of ${promptTokens} tokens cached`);
+  return said.join(" · ");
+}
