@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 PORT   ?=
 MODEL  ?=
 ARGS   ?=
+# On a machine with an NVIDIA driver the GPU's kernels are installed too.
+CUDA   := $(if $(wildcard /dev/nvidiactl),-e '.[cuda]')
 
 .PHONY: serve test soak schemas check format bench clean
 .DEFAULT_GOAL := help
@@ -22,12 +24,12 @@ help:
 # One stamp a set of packages: made again when the project's description or its pins change.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui]' $(CUDA)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]' $(CUDA)
 	touch $@ $(VENV)/.serve
 
 serve: $(VENV)/.serve

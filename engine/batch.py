@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from preprocess.wire import SamplingParams, TokenLogprobs
+
+
+FUTURE_TOKEN: Final = -1
+"""In a row of one token: the token that the batch in flight draws for the same table row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,10 @@ class Row:
 
     Rotary positions are `positions` (3, len(token_ids)): time, row, column; or, where that is None, `position_delta`
     more than the position in the sequence, on all axes.
+
+    Drafts: the last `len(drafted)` of `token_ids` are guesses. `sampling` then asks for the token before the first of
+    them, and `drafted` for the one after each, as if the guesses up to there were output. A runner samples all of them;
+    whoever asked keeps those whose guesses were right.
     """
 
     table_row: int
@@ -76,11 +84,12 @@ class Row:
     vision: Sequence[VisionRows] = field(default=())
     positions: NDArray[np.int32] | None = None
     position_delta: int = 0
+    drafted: Sequence[RowSampling] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token drawn for a row with `sampling`, and its log probabilities when asked for."""
+    """A token drawn for a row with `sampling`, and its log probabilities when asked for."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -96,6 +105,7 @@ class Runner(Protocol):
         vocab_size: Ids below it are text; ids at or above never reach the runner's embedding table.
         slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
         embedding_bytes: Bytes of one vision token's embedding.
+        max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
     """
 
     num_slots: int
@@ -104,13 +114,17 @@ class Runner(Protocol):
     vocab_size: int
     slot_table: torch.Tensor
     embedding_bytes: int
+    max_drafts: int
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Vision embeddings of items: each uint8 (tiles or frames, height, width, 3) → as in `VisionRows`."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
-        """One forward over all rows, decode and prefill mixed. A token for each row with `sampling`, in order."""
+        """One forward over all rows, decode and prefill mixed.
+
+        Tokens in the order of the rows: for each row with `sampling` one, and one more for each of its `drafted`.
+        """
         ...
 
     def facts(self) -> dict[str, object]:
@@ -125,4 +139,25 @@ class Runner(Protocol):
 
     def warm_up(self) -> None:
         """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel."""
+        ...
+
+
+class Flight(Protocol):
+    """A batch that has been launched."""
+
+    def result(self) -> list[SampledToken]:
+        """Waits for the batch; then as `Runner.step`."""
+        ...
+
+
+@runtime_checkable
+class OverlappedRunner(Protocol):
+    """A `Runner` whose batches run one after the other on a device that the host need not wait for.
+
+    A batch sees everything that earlier ones wrote, so slots and table rows may be given to others at once. A row may
+    ask for `FUTURE_TOKEN` while the batch that draws it is in flight.
+    """
+
+    def launch(self, rows: Sequence[Row]) -> Flight:
+        """Send a batch to the device. What cannot be sent raises here."""
         ...

@@ -14,32 +14,37 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         model: Folder of the checkpoint.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes CUDA where there is a device.
         dtype: Type of weights and KV; ``"auto"`` is bfloat16 where the processor or device is fast at it, else float32.
         threads: torch threads; 0 chooses one less than the cores, at least one.
         max_running: Most sequences that decode at once.
         max_context: Longest prompt + answer in tokens; 0 takes the model's, or what the KV pool holds if that is less.
-        max_batched_tokens: Token budget of a step (decode first, then prefill chunks).
+        max_batched_tokens: Token budget of a step (decode first, then prefill chunks); 0 chooses by device.
         kv_tokens: Size of the KV pool in tokens; 0 chooses from memory.
         max_waiting: Most requests waiting; one more is refused with 429.
         max_waiting_tokens: Most prompt tokens waiting.
         vision_cache_bytes: Bound of the vision embedding cache; 0 chooses from the largest picture (`engine.limits`).
         largest: As in `PreprocessConfig`; decides how large the vision cache is chosen.
+        speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
+            own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
+            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them; on a GPU none yet), or
+            ``"none"``. No guess changes what is said.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """
 
     model: str
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int = 0
     max_running: int = 64
     max_context: int = 0
-    max_batched_tokens: int = 512
+    max_batched_tokens: int = 0
     kv_tokens: int = 0
     max_waiting: int = 256
     max_waiting_tokens: int = 262_144
     vision_cache_bytes: int = 0
     largest: PictureBound = PictureBound()
     prefix_cache: bool = True
+    speculation: Literal["auto", "none", "ngram", "echo", "grammar", "habit"] = "auto"
     check: bool = False

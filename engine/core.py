@@ -5,6 +5,14 @@
 
 `engine.process` puts sockets around it, offline use calls it directly. Abort and stop are flags: they are honoured
 between batches, never in the middle of one.
+
+With a runner that overlaps, a step runs one batch ahead of its results:
+
+    step n:  schedule n ─▶ launch n ─▶ results of n - 1 ─▶ events          the device computes n meanwhile
+
+What ended with n - 1 then computes one token in vain, which nobody sees. A step waits for results first where the next
+batch depends on them: grammars, penalties, drafts, memory running out. While drafts pay, each step waits; while they do
+not, `Speculator.is_due` has one wait now and then, to look whether they would.
 """
 
 from __future__ import annotations
@@ -14,15 +22,17 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engine.batch import Runner, SampledToken
+from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
+from engine.departure import Batch, depart
 from engine.execution import Execution
 from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
 from engine.outputs import Outputs
-from engine.scheduler import Chunk, Plan, Scheduler
+from engine.scheduler import Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
+from engine.speculation.speculator import Speculator
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
@@ -31,6 +41,10 @@ from preprocess.wire import Admitted, EngineRequest, EngineStats, FinishReason, 
 
 MAX_EMPTY_STEPS: Final = 16
 """After so many steps that had work and computed nothing, the request at the head fails."""
+
+CPU_BATCHED_TOKENS: Final = 512
+GPU_BATCHED_TOKENS: Final = 4096
+"""Tokens of a step where the configuration leaves them open: so many keep the device busy."""
 
 COMPILE_POLL_S: Final = 0.002
 """How long a step that has nothing to compute waits for a grammar."""
@@ -56,18 +70,24 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
+        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
             self.waiting,
-            max_batched_tokens=config.max_batched_tokens,
+            max_batched_tokens=config.max_batched_tokens
+            or (GPU_BATCHED_TOKENS if isinstance(runner, OverlappedRunner) else CPU_BATCHED_TOKENS),
             max_running=min(config.max_running, runner.max_rows),
+            speculator=self.speculator if self.speculator.is_on else None,
         )
         self.max_context = min(config.max_context or runner.max_positions, runner.max_positions)
         self.intake = Intake(
             Limits(self.max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
         self.grammars = Grammars(config.model, runner.vocab_size)
+        self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
+        self._flying: tuple[Flight, Batch] | None = None
+        self._landed_s = 0.0
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -121,20 +141,25 @@ class Engine:
         """Forget every request without an event for it: whoever sent them is gone."""
         for sequence in list(self._sequences.values()):
             self._release(sequence, keep=True)
+        self._flying = None
         self._flagged.clear()
         self._outputs.clear()
 
     def step(self) -> list[OutputStart | TokenEvents]:
         """Compute one batch and return what it gave. Empty when there is nothing to do."""
         if not self._sequences:
+            self._flying = None
             return self._outputs.take()
         self._end_flagged()
-        plan = self.scheduler.schedule(self._clock())
+        if self._flying is not None and not self._can_run_ahead(self._flying[1]):
+            self._land()
+        start_s = self._clock()
+        plan = self.scheduler.schedule(start_s)
         if plan.stuck is not None:
             self._fail(plan.stuck, _memory_error(plan.stuck, self.kv.pool.capacity), keep=True)
         if plan.chunks:
             self._num_steps += 1
-            self._compute(plan)
+            self._compute(plan, start_s)
         elif compiling := [other.grammar for other in self.waiting if other.grammar and not other.is_ready]:
             self.grammars.wait(compiling, COMPILE_POLL_S)
             self._num_empty_steps = 0
@@ -159,6 +184,7 @@ class Engine:
             vision_queries=self.vision.num_queries,
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
+            **self.speculator.totals(),
         )
 
     def check(self) -> None:
@@ -174,6 +200,10 @@ class Engine:
         assert all(sequence.state is State.RUNNING and sequence.hold is not None for sequence in running)
         assert all(sequence.state is State.WAITING and sequence.hold is None for sequence in waiting)
         assert self.waiting.num_tokens == sum(sequence.num_prompt_tokens for sequence in waiting)
+        guessed = {} if self._flying is None else self._flying[1].drafts_in_flight()
+        for sequence in running:
+            assert sequence.hold is not None
+            assert sequence.hold.num_slots == sequence.num_computed + guessed.get(sequence.serial, 0)
         self.kv.check([sequence.hold for sequence in running if sequence.hold is not None])
         pictures = [(sequence, picture) for sequence in live for picture in sequence.pictures]
         self.vision.check((picture.key, (owner.serial, picture.index)) for owner, picture in pictures if picture.held)
@@ -201,60 +231,118 @@ class Engine:
             )
         return sequence
 
-    def _compute(self, plan: Plan) -> None:
+    def _compute(self, plan: Plan, start_s: float) -> None:
         """Run the plan. Requests whose picture or batch failed end with an error; the others go on."""
         for chunk in self._execution.encode(plan):
             self._fail(chunk.sequence, _engine_error("encoding a picture of"), keep=False)
         chunks = [chunk for chunk in plan.chunks if chunk.sequence.state is State.RUNNING]
         if not chunks:
             return
-        sampled = self._execution.run(chunks)
-        if sampled is not None:
-            self._postprocess(chunks, sampled)
-            return
+        if self._overlapped is None:
+            sampled = self._execution.run(chunks)
+            if sampled is not None:
+                self._postprocess(depart(plan, chunks, start_s), sampled)
+                return
+        else:
+            flight = self._execution.launch(self._overlapped, chunks)
+            if flight is not None:
+                batch = depart(plan, chunks, start_s)
+                self._land()
+                self._flying = flight, batch
+                return
         for chunk in chunks:
             self._fail(chunk.sequence, _engine_error("computing"), keep=False)
 
-    def _postprocess(self, chunks: list[Chunk], sampled: list[SampledToken]) -> None:
-        """Take a completed batch's results into its sequences."""
+    def _can_run_ahead(self, flying: Batch) -> bool:
+        """Whether a batch can be made that will be right whatever the one in flight gives."""
+        running = self.scheduler.running
+        return (
+            not flying.has_drafts  # how many tokens will come is open
+            and self.kv.num_available > len(running)  # nobody will be retracted
+            and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
+            and not any(sequence.needs_results for sequence in running)
+            and not self.speculator.is_due
+        )
+
+    def _land(self) -> None:
+        """Wait for the batch in flight, if there is one, and take its results."""
+        if self._flying is None:
+            return
+        (flight, batch), self._flying = self._flying, None
+        sampled = self._execution.collect(flight, [part.chunk for part in batch.departed])
+        if sampled is not None:
+            self._postprocess(batch, sampled)
+            return
+        for part in batch.departed:
+            if part.is_awaited:
+                self._fail(part.chunk.sequence, _engine_error("computing"), keep=False)
+
+    def _postprocess(self, batch: Batch, sampled: list[list[SampledToken]]) -> None:
+        """Take a completed batch's results into its sequences; those that have ended since get none."""
         now_s = self._clock()
         tokens = iter(sampled)
-        for chunk in chunks:
-            sequence = chunk.sequence
-            is_prompt = not sequence.is_decoding
-            sequence.num_computed += chunk.count
-            if is_prompt:
+        for part in batch.departed:
+            sequence, drafts = part.chunk.sequence, part.chunk.drafts
+            standing = next(tokens) if part.chunk.samples else None
+            if not part.is_awaited:
+                continue
+            if part.is_prompt:
                 self.scheduler.commit(sequence)
                 self.scheduler.drop_passed_pictures(sequence)
-            if chunk.samples:
-                token = next(tokens)
+            if standing is not None:
+                sequence.num_pending -= 1
+                sequence.num_drafted += len(drafts)
                 if sequence.serial not in self._flagged:
-                    self._append(sequence, token, now_s)
+                    kept = self._append(sequence, standing, now_s)
+                    if sequence.drafting is not None:
+                        self.speculator.verified(sequence, drafts, standing, kept)
+                if drafts and sequence.hold is not None:
+                    self.kv.shrink(sequence.hold, sequence.num_computed)
         self._end_flagged()
+        if self.speculator.is_on:
+            landed_s = self._clock()
+            self.speculator.stepped(batch.plan, landed_s - max(batch.started_s, self._landed_s))
+            self._landed_s = landed_s
 
-    def _append(self, sequence: Sequence, token: SampledToken, now_s: float) -> None:
-        """The sequence's next output, and its end if this is the last."""
-        params = sequence.request.sampling
-        grammar = sequence.grammar
-        if grammar is not None and not grammar.accept(token.token_id):
-            assert grammar.failure is not None
-            self._fail(sequence, grammar.failure, keep=True)
-            return
+    def _append(self, sequence: Sequence, tokens: list[SampledToken], now_s: float) -> int:
+        """The sequence's next outputs, and its end if one of them is the last. What follows that is dropped; says how
+        many were kept.
+
+        Each but the last token was a draft, so its keys and values are computed.
+        """
         if not sequence.output_ids:
             sequence.clock.first_token_s = now_s
-        by_id = token.token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
+        for index, token in enumerate(tokens):
+            grammar = sequence.grammar
+            if grammar is not None and not grammar.accept(token.token_id):
+                assert grammar.failure is not None
+                if index:
+                    self._outputs.tokens(sequence, tokens[:index])
+                self._fail(sequence, grammar.failure, keep=True)
+                return index
+            is_stop, by_id = self._ends(sequence, token.token_id)
+            if index:
+                sequence.num_computed += 1
+                sequence.num_accepted += 1
+            sequence.output_ids.append(token.token_id)
+            self._generated_tokens += 1
+            if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
+                reason: FinishReason = "stop" if is_stop else "length"
+                self._outputs.last_tokens(sequence, tokens[: index + 1], reason, now_s, by_id=by_id)
+                self.speculator.ended(sequence)
+                self._release(sequence, keep=True)
+                return index + 1
+        self._outputs.tokens(sequence, tokens)
+        return len(tokens)
+
+    def _ends(self, sequence: Sequence, token_id: int) -> tuple[bool, bool]:
+        """Whether a token that the sequence's grammar has accepted ends it, and whether it does so as a stop id."""
+        params = sequence.request.sampling
+        grammar = sequence.grammar
+        by_id = token_id in params.stop_token_ids and len(sequence.output_ids) >= params.min_tokens
         if grammar is not None and grammar.is_finished:  # whatever `ignore_eos` and `min_tokens` say
-            by_id = by_id or token.token_id in self.grammars.vocabulary.end_ids
-            is_stop = True
-        else:
-            is_stop = by_id
-        sequence.output_ids.append(token.token_id)
-        self._generated_tokens += 1
-        if is_stop or len(sequence.output_ids) >= sequence.max_tokens:
-            self._outputs.last_token(sequence, token, "stop" if is_stop else "length", now_s, by_id=by_id)
-            self._release(sequence, keep=True)
-        else:
-            self._outputs.token(sequence, token)
+            return True, by_id or token_id in self.grammars.vocabulary.end_ids
+        return by_id, by_id
 
     def _end_flagged(self) -> None:
         """End what was aborted or stopped since."""
@@ -265,7 +353,9 @@ class Engine:
                 continue
             assert sequence.stop_at is not None
             del sequence.output_ids[sequence.stop_at :]
+            sequence.num_pending = 0
             sequence.num_computed = min(sequence.num_computed, sequence.num_tokens)
+            self.speculator.ended(sequence)
             self._end(sequence, "stop")
 
     def _watch(self, plan: Plan) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from itertools import islice
 
-from engine.batch import Row, Runner, SampledToken, TokenMask
-from engine.grammar import Grammars, Wanted
+from engine.batch import FUTURE_TOKEN, Flight, OverlappedRunner, Row, Runner, SampledToken, TokenMask
+from engine.grammar import Grammars, RowMask, Wanted
 from engine.kv.pool import SlotPool
 from engine.scheduler import Chunk, Encoding, Plan
+from engine.speculation.verify import standing
 from engine.vision_cache import VisionCache
 
 logger = logging.getLogger("beholder.engine")
@@ -49,21 +52,38 @@ class Execution:
             sequence.clock.vision_s += elapsed_s
         return []
 
-    def run(self, chunks: list[Chunk]) -> list[SampledToken] | None:
-        """One forward; a token for each chunk that samples, in order. None when it failed."""
+    def run(self, chunks: list[Chunk]) -> list[list[SampledToken]] | None:
+        """One forward; for each chunk that samples, in order, its next token and those that follow drafts that were
+        right. None when it failed.
+        """
         self._pool.batch_started()
         try:
-            masks = self._masks(chunks)
-            sampled = self._runner.step([self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks])
-            expected = sum(chunk.samples for chunk in chunks)
-            if len(sampled) != expected:
-                raise RuntimeError(f"the runner returned {len(sampled)} tokens for {expected} rows that sample")
+            return _standing(self._runner.step(self._rows(chunks)), chunks)
         except Exception:
             logger.exception("a batch of %d rows failed", len(chunks))
             return None
         finally:
             self._pool.batch_finished()
-        return sampled
+
+    def launch(self, runner: OverlappedRunner, chunks: list[Chunk]) -> Flight | None:
+        """Send one forward to a device that runs batches in order. None when that failed."""
+        try:
+            return runner.launch(self._rows(chunks))
+        except Exception:
+            logger.exception("a batch of %d rows failed", len(chunks))
+            return None
+
+    def collect(self, flight: Flight, chunks: list[Chunk]) -> list[list[SampledToken]] | None:
+        """Wait for what `launch` sent; then as `run`."""
+        try:
+            return _standing(flight.result(), chunks)
+        except Exception:
+            logger.exception("a batch of %d rows failed", len(chunks))
+            return None
+
+    def _rows(self, chunks: list[Chunk]) -> list[Row]:
+        masks = self._masks(chunks)
+        return [self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks]
 
     def _fill(self, encodings: list[Encoding]) -> None:
         """Put the embeddings of pictures into their cache entries. Raises RuntimeError when their number is not as
@@ -76,27 +96,38 @@ class Execution:
                 raise RuntimeError(f"a picture of {entry.num_tokens} tokens was encoded as {embeddings.shape[0]}")
             entry.embeddings = embeddings
 
-    def _masks(self, chunks: list[Chunk]) -> dict[int, TokenMask]:
-        """Have masks computed for the chunks that sample under a grammar, while the model runs. By serial."""
-        shaped = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.grammar is not None]
+    def _masks(self, chunks: list[Chunk]) -> dict[int, list[RowMask]]:
+        """Have masks computed for the chunks that sample under a grammar, while the model runs. By serial, one for the
+        next token and one for that after each draft.
+        """
+        shaped = [chunk for chunk in chunks if chunk.samples and chunk.sequence.grammar is not None]
         if not shaped:
             return {}
         wanted = []
-        for sequence in shaped:
+        for chunk in shaped:
+            sequence = chunk.sequence
             params = sequence.request.sampling
-            is_early = len(sequence.output_ids) < params.min_tokens
+            num_early = max(params.min_tokens - len(sequence.output_ids), 0)
             assert sequence.grammar is not None
-            wanted.append(Wanted(sequence.grammar, params.stop_token_ids, is_early))
+            wanted.append(Wanted(sequence.grammar, params.stop_token_ids, num_early, chunk.drafts))
         masks = self._grammars.masks(wanted)
-        return {sequence.serial: mask for sequence, mask in zip(shaped, masks, strict=True)}
+        return {chunk.sequence.serial: mask for chunk, mask in zip(shaped, masks, strict=True)}
 
-    def _row(self, chunk: Chunk, allowed: TokenMask | None) -> Row:
+    def _row(self, chunk: Chunk, masks: Ordered[TokenMask] | None) -> Row:
         sequence, start = chunk.sequence, chunk.start
         assert sequence.hold is not None
-        sampling = sequence.sampling(allowed) if chunk.samples else None
+        sampling = sequence.sampling((), masks[0] if masks else None) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
+        if chunk.drafts:
+            drafts = chunk.drafts
+            drafted = [
+                sequence.sampling(drafts[: index + 1], masks[index + 1] if masks else None)
+                for index in range(len(drafts))
+            ]
+            ids = [*sequence.output_ids[first:], *drafts]
+            return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta, drafted=drafted)
         if first >= 0:
-            ids = sequence.output_ids[first : first + chunk.count]
+            ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
             return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
         stop = start + chunk.count
         vision = []
@@ -108,3 +139,18 @@ class Execution:
         positions = sequence.rope_positions(start, stop)
         ids = sequence.ids(start, stop)
         return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta)
+
+
+def _standing(sampled: list[SampledToken], chunks: list[Chunk]) -> list[list[SampledToken]]:
+    """Of each chunk that samples, the tokens that stand. Raises RuntimeError where not as many as asked for came."""
+    expected = sum(1 + len(chunk.drafts) for chunk in chunks if chunk.samples)
+    if len(sampled) != expected:
+        raise RuntimeError(f"the runner returned {len(sampled)} tokens where {expected} were to be sampled")
+    tokens = iter(sampled)
+    return [
+        standing(chunk.drafts, [next(tokens), *islice(tokens, len(chunk.drafts))], chunk.sequence.grammar)
+        if chunk.drafts
+        else [next(tokens)]
+        for chunk in chunks
+        if chunk.samples
+    ]

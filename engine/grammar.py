@@ -9,6 +9,7 @@ but for the ids that end an answer, and those only where the grammar may end.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import OrderedDict
@@ -76,6 +77,7 @@ class GrammarState:
         token_ids: What it has accepted.
         failure: Why the sequence cannot go on, if it cannot.
         cost_s: Processor time that its masks took, beyond what every token may.
+        num_masks: How many of the last step's masks are right; tokens drawn under later ones mean nothing.
     """
 
     def __init__(self, text: str, compiled: Future[LLMatcher | None]) -> None:
@@ -83,6 +85,7 @@ class GrammarState:
         self.token_ids: list[int] = []
         self.failure: BeholderError | None = None
         self.cost_s = 0.0
+        self.num_masks = 1
         self.compiled = compiled
         self._matcher: LLMatcher | None = None
 
@@ -111,6 +114,20 @@ class GrammarState:
             compiled = self.compiled.result()
             self._matcher = None if compiled is None else compiled.deep_copy()
         return self._matcher
+
+    def forced_tokens(self) -> list[int]:
+        """What the grammar leaves no choice about next, as the tokenizer would spell it. Call between steps only."""
+        matcher = self.matcher()
+        if self.failure is not None or matcher is None or matcher.is_stopped():
+            return []
+        return list(matcher.compute_ff_tokens())
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens may come next, one after the other. Call between steps only."""
+        matcher = self.matcher()
+        if self.failure is not None or matcher is None or matcher.is_stopped():
+            return 0
+        return int(matcher.validate_tokens(list(token_ids)))
 
     def start_over(self, matcher: LLMatcher | None) -> None:
         """Go on with a fresh matcher, from the same place."""
@@ -143,11 +160,14 @@ class RowMask:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row that needs a mask. Ends that are no `stop_token_ids`, or come early, pass only where nothing else can."""
+    """A row that needs a mask, and one more after each of its `drafts`. Ends that are no `stop_token_ids`, or come
+    among the next `num_early` tokens, pass only where nothing else can.
+    """
 
     state: GrammarState
     stop_token_ids: Sequence[int]
-    is_early: bool
+    num_early: int
+    drafts: Sequence[int] = ()
 
 
 class Grammars:
@@ -182,10 +202,11 @@ class Grammars:
         self._known.move_to_end(text)
         return GrammarState(text, compiled)
 
-    def masks(self, wanted: Sequence[Wanted]) -> list[RowMask]:
-        """Start computing masks, one a row."""
+    def masks(self, wanted: Sequence[Wanted]) -> list[list[RowMask]]:
+        """Start computing masks: for each row one, and one more for each draft."""
         step = self._maskers.submit(self._fill, list(wanted))
-        return [RowMask(step, row) for row in range(len(wanted))]
+        rows = itertools.count()
+        return [[RowMask(step, next(rows)) for _ in range(1 + len(item.drafts))] for item in wanted]
 
     def wait(self, states: Iterable[GrammarState], timeout_s: float) -> None:
         """Wait until one of them is ready."""
@@ -208,17 +229,44 @@ class Grammars:
             return None
 
     def _fill(self, wanted: Sequence[Wanted]) -> Words:
-        """int32 (rows, words). A row that fails lets everything through: its token is refused in `accept`."""
-        words = np.zeros((len(wanted), -(-self._vocab_size // 32)), np.int32)
+        """int32 (masks, words). A row that fails lets everything through: its token is refused in `accept`."""
+        num_masks = sum(1 + len(item.drafts) for item in wanted)
+        words = np.zeros((num_masks, -(-self._vocab_size // 32)), np.int32)
         if all(item.state.matcher() is not None for item in wanted):
-            words = np.zeros((len(wanted), len(self.vocabulary.never)), np.int32)
-        for row, item in zip(words, wanted, strict=True):
+            words = np.zeros((num_masks, len(self.vocabulary.never)), np.int32)
+        first = 0
+        for item in wanted:
             started_s = time.thread_time()
-            self._fill_row(row, item)
-            item.state.cost_s = max(item.state.cost_s + time.thread_time() - started_s - FREE_S, 0.0)
+            own = words[first : first + 1 + len(item.drafts)]
+            first += len(own)
+            self._fill_row(own[0], item)
+            item.state.num_masks = 1 + self._fill_drafts(own[1:], item)
+            free_s = FREE_S * item.state.num_masks
+            item.state.cost_s = max(item.state.cost_s + time.thread_time() - started_s - free_s, 0.0)
             if item.state.cost_s > PATIENCE_S and item.state.failure is None:
                 item.state.fail("its masks take too long")
         return words
+
+    def _fill_drafts(self, rows: Words, wanted: Wanted) -> int:
+        """Masks (drafts, words) for what follows each draft, as far as the grammar allows the drafts and goes on behind
+        them; says how far. The matcher ends where it was.
+        """
+        matcher = wanted.state.matcher()
+        if not len(rows) or matcher is None or wanted.state.failure is not None:
+            return 0
+        consumed = filled = 0
+        for row, draft in zip(rows, wanted.drafts, strict=True):
+            if matcher.is_stopped() or not matcher.try_consume_tokens([draft]):
+                break
+            consumed += 1
+            if matcher.is_stopped() or self._mask(row, matcher):
+                break
+            self._prefer_going_on(row, wanted, consumed)
+            filled += 1
+        rows[filled:] = -1
+        if consumed and not matcher.rollback(consumed):
+            wanted.state.start_over(self._compile(wanted.state.text))
+        return filled
 
     def _fill_row(self, row: Words, wanted: Wanted) -> None:
         state = wanted.state
@@ -233,8 +281,13 @@ class Grammars:
         if state.failure is not None:
             row.fill(-1)
             return
+        self._prefer_going_on(row, wanted, 0)
+
+    def _prefer_going_on(self, row: Words, wanted: Wanted, index: int) -> None:
+        """Take ends that are not wanted at the `index`-th next token out of a mask, unless nothing would be left."""
+        is_early = index < wanted.num_early
         unwelcome = [
-            token_id for token_id in self.vocabulary.end_ids if wanted.is_early or token_id not in wanted.stop_token_ids
+            token_id for token_id in self.vocabulary.end_ids if is_early or token_id not in wanted.stop_token_ids
         ]
         if unwelcome:
             going_on = row & ~bits_of(unwelcome, len(row))

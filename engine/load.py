@@ -77,6 +77,10 @@ def load_runner(config: EngineConfig) -> Runner:
     """
     set_threads(config.threads)
     device = _device(config.device)
+    if device.type == "cuda" and config.speculation not in ("auto", "none"):
+        raise ModelError(
+            f"speculation is {config.speculation}, but nothing is guessed ahead on a GPU yet; expected auto or none"
+        )
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
@@ -89,7 +93,15 @@ def load_runner(config: EngineConfig) -> Runner:
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
     size = kv_size(config, config_of.max_positions, token_bytes, free=free_memory(device), is_cpu=device.type == "cpu")
-    return TorchRunner(
+    make: type[TorchRunner] = TorchRunner
+    if device.type == "cuda":
+        from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does
+
+        if is_usable(dtype, model.config.head_dim):
+            from engine.gpu.runner import CudaRunner
+
+            make = CudaRunner
+    return make(
         model,
         encoder,
         num_slots=1 + size.kv_tokens,
@@ -101,6 +113,8 @@ def load_runner(config: EngineConfig) -> Runner:
 
 
 def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("device is cuda, but torch finds no CUDA device here; expected cpu")
     return torch.device(name)

@@ -4,6 +4,8 @@ request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
+
 from engine.batch import SampledToken
 from engine.sequence import Sequence
 from preprocess.wire import FinishReason, OutputStart, Rejected, TokenEvent, TokenEvents, Usage
@@ -23,15 +25,15 @@ class Outputs:
         """A request was admitted to the queue; this precedes all its events."""
         self._starts.append(OutputStart(sequence.request_id, sequence.request.text))
 
-    def token(self, sequence: Sequence, sampled: SampledToken) -> None:
+    def tokens(self, sequence: Sequence, sampled: Ordered[SampledToken]) -> None:
         """The sequence's newest output."""
         self._events.append(_token_event(sequence, sampled))
 
-    def last_token(
-        self, sequence: Sequence, sampled: SampledToken, reason: FinishReason, now_s: float, *, by_id: bool
+    def last_tokens(
+        self, sequence: Sequence, sampled: Ordered[SampledToken], reason: FinishReason, now_s: float, *, by_id: bool
     ) -> None:
-        """The sequence's newest output, with which it ends. `by_id`: it is a stop id, and no part of the text."""
-        stop_token_id = sampled.token_id if by_id else None
+        """The sequence's newest output, with which it ends. `by_id`: its last is a stop id, and no part of the text."""
+        stop_token_id = sampled[-1].token_id if by_id else None
         self._events.append(_token_event(sequence, sampled, reason, stop_token_id, usage(sequence, now_s)))
 
     def end(self, sequence: Sequence, reason: FinishReason, now_s: float, error: Rejected | None = None) -> None:
@@ -75,16 +77,21 @@ def usage(sequence: Sequence, now_s: float) -> Usage:
         vision_ms=clock.vision_s * 1e3,
         prefill_ms=max(first_token_s - admitted_s - clock.vision_s, 0.0) * 1e3,
         decode_ms=max(now_s - first_token_s, 0.0) * 1e3,
+        accepted_prediction_tokens=sequence.num_accepted,
+        rejected_prediction_tokens=sequence.num_drafted - sequence.num_accepted,
     )
 
 
 def _token_event(
     sequence: Sequence,
-    sampled: SampledToken,
+    sampled: Ordered[SampledToken],
     reason: FinishReason | None = None,
     stop_token_id: int | None = None,
     usage: Usage | None = None,
 ) -> TokenEvent:
-    logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
-    index = len(sequence.output_ids) - 1
-    return TokenEvent(sequence.request_id, index, [sampled.token_id], logprobs, reason, stop_token_id, usage)
+    logprobs = []
+    if sampled[0].logprobs is not None:
+        logprobs = [token.logprobs for token in sampled if token.logprobs is not None]
+    first = len(sequence.output_ids) - len(sampled)
+    ids = [token.token_id for token in sampled]
+    return TokenEvent(sequence.request_id, first, ids, logprobs, reason, stop_token_id, usage)

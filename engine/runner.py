@@ -20,6 +20,7 @@ from engine.sampling import sample
 from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
+MAX_DRAFTS: Final = 15
 
 
 class VisionEncoder(Protocol):
@@ -70,6 +71,7 @@ class TorchRunner:
         self.num_slots = num_slots
         self.max_positions = max_positions
         self.max_rows = max_rows
+        self.max_drafts = MAX_DRAFTS if device.type == "cpu" else 0  # GPU steps have no graph for drafts yet
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
@@ -89,7 +91,7 @@ class TorchRunner:
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
-        sampled = [row.sampling for row in rows if row.sampling is not None]
+        sampled = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
         logits = self.logits(rows)
         return sample(logits, sampled) if sampled else []
 
@@ -120,7 +122,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Runs the forward of a step: float32 logits (rows with `sampling`, vocab), in the order of `rows`."""
+        """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
         # Rows of one token come first, longest first, as attention wants them; results go back to the order asked for.
         order = sorted(range(len(rows)), key=lambda index: _layout_key(rows[index]))
         laid_out = [rows[index] for index in order]
@@ -148,7 +150,12 @@ class TorchRunner:
         plan = self.attention.plan(segments, at_positions)
         rotary = at_positions if self.model.config.rope.sections is None else self._rotary(laid_out, at_positions)
         hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
-        ends = [last_token[index] for index, row in enumerate(rows) if row.sampling is not None]
+        ends = [
+            token
+            for index, row in enumerate(rows)
+            if row.sampling is not None
+            for token in range(last_token[index] - len(row.drafted), last_token[index] + 1)
+        ]
         if not ends:
             return torch.empty((0, self.vocab_size), device=self.device)
         if ends != list(range(len(hidden))):
@@ -190,5 +197,5 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def _layout_key(row: Row) -> tuple[bool, int]:
-    return (len(row.token_ids) > 1, -row.start)
+def _layout_key(row: Row) -> tuple[int, int]:
+    return (len(row.token_ids), -row.start)

@@ -50,9 +50,9 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
         logits: float32 (rows, vocab); not changed.
         rows: How to sample each.
     """
-    raw = logits.nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST).clamp_(-LARGEST, LARGEST)
+    raw = finite(logits)
     scores = raw
-    changed = [index for index, row in enumerate(rows) if _is_changed(row)]
+    changed = [index for index, row in enumerate(rows) if is_changed(row)]
     masked = [index for index, row in enumerate(rows) if row.allowed is not None]
     if changed or masked:
         scores = raw.clone()
@@ -74,7 +74,12 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
     ]
 
 
-def _is_changed(row: RowSampling) -> bool:
+def finite(logits: torch.Tensor) -> torch.Tensor:
+    """Step 1: logits with numbers only, a copy."""
+    return logits.nan_to_num(nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST).clamp_(-LARGEST, LARGEST)
+
+
+def is_changed(row: RowSampling) -> bool:
     """Whether anything touches the row's logits before temperature."""
     params = row.params
     return bool(
@@ -127,7 +132,7 @@ def _draw(scores: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     """Step 5 with noise: scores (rows, vocab) → int64 (rows,)."""
     temperatures = torch.tensor([row.params.temperature for row in rows], device=scores.device)
     scaled = scores / temperatures.unsqueeze(1)
-    filtered = [index for index, row in enumerate(rows) if _is_filtered(row.params)]
+    filtered = [index for index, row in enumerate(rows) if is_filtered(row.params)]
     if len(filtered) == len(rows):
         return _draw_filtered(scaled, rows)
     noise = gumbel_noise(_counters(rows), torch.arange(scaled.shape[1], device=scaled.device))
@@ -138,7 +143,8 @@ def _draw(scores: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     return tokens
 
 
-def _is_filtered(params: SamplingParams) -> bool:
+def is_filtered(params: SamplingParams) -> bool:
+    """Whether draws leave ids out."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
@@ -149,12 +155,35 @@ def _draw_filtered(scaled: torch.Tensor, rows: Sequence[RowSampling], candidates
     more, so that a row is treated alike whatever its neighbours need.
     """
     device, vocab = scaled.device, scaled.shape[1]
-    num = min(candidates, vocab)
     params = [row.params for row in rows]
     top_k = torch.tensor([min(p.top_k, vocab) if p.top_k > 0 else vocab for p in params], device=device).unsqueeze(1)
     top_p = torch.tensor([p.top_p for p in params], device=device).unsqueeze(1)
     min_p = torch.tensor([p.min_p for p in params], device=device).unsqueeze(1)
+    keys = torch.tensor([noise_key(row) for row in rows], device=device)
+    tokens, unsure = draw_among(scaled, keys, top_k, top_p, min_p, candidates)
+    if candidates < vocab:
+        left = unsure.nonzero().flatten()
+        if len(left):
+            again = [rows[index] for index in left.tolist()]
+            tokens[left] = _draw_filtered(scaled[left], again, 16 * candidates)
+    return tokens
 
+
+def draw_among(
+    scaled: torch.Tensor,
+    keys: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    candidates: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_draw_filtered` of logits (rows, vocab) with settings (rows, 1) and noise keys (rows,), without asking the host.
+
+    Returns:
+        Tokens (rows,), and bool (rows,): ids beyond the `candidates` most likely ones would have been allowed too.
+    """
+    vocab = scaled.shape[1]
+    num = min(candidates, vocab)
     best, ids = scaled.topk(num, dim=-1)  # (rows, num), falling
     limited = top_k < vocab
     kth = best.gather(1, (top_k - 1).clamp(max=num - 1))
@@ -167,14 +196,14 @@ def _draw_filtered(scaled: torch.Tensor, rows: Sequence[RowSampling], candidates
     lowest = torch.where(top_p < 1.0, torch.maximum(lowest, best.gather(1, kept - 1)), lowest)
     lowest = torch.maximum(lowest, best[:, :1] + min_p.log())
 
-    noisy = gumbel_noise(_counters(rows), ids).add_(best).masked_fill_(best < lowest, -torch.inf)
+    noisy = _gumbel_noise(keys, ids).add_(best).masked_fill_(best < lowest, -torch.inf)
     tokens = ids.gather(1, noisy.max(-1, keepdim=True).indices).squeeze(1)
-    if num < vocab:
-        unsure = ((best[:, -1:] >= lowest) & (best[:, -1:] > -torch.inf)).flatten().nonzero().flatten()
-        if len(unsure):
-            again = [rows[index] for index in unsure.tolist()]
-            tokens[unsure] = _draw_filtered(scaled[unsure], again, 16 * candidates)
-    return tokens
+    return tokens, ((best[:, -1:] >= lowest) & (best[:, -1:] > -torch.inf)).flatten()
+
+
+def noise_key(row: RowSampling) -> int:
+    """What seed and output index of a row make of its noise, as an int64."""
+    return _signed(_key(row.params.seed, row.output_index))
 
 
 def _counters(rows: Sequence[RowSampling]) -> list[tuple[int, int]]:
@@ -189,6 +218,10 @@ def gumbel_noise(counters: Sequence[tuple[int, int]], token_ids: torch.Tensor) -
     -log of an exponential variable is Gumbel; taking log1p keeps its upper tail, which decides, at full precision.
     """
     keys = torch.tensor([_signed(_key(seed, index)) for seed, index in counters], device=token_ids.device)
+    return _gumbel_noise(keys, token_ids)
+
+
+def _gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     hashed = token_ids * _signed(_GOLDEN) + keys.unsqueeze(1)  # int64 arithmetic wraps around
     hashed = _fold_(hashed, 30).mul_(_signed(_MIX_1))
     hashed = _fold_(hashed, 27).mul_(_signed(_MIX_2))

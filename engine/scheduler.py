@@ -8,8 +8,9 @@ devices.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from engine.kv.cache import KVCache, KVHold
 from engine.kv.radix import shared_length
@@ -17,22 +18,31 @@ from engine.sequence import Picture, Sequence, State
 from engine.vision_cache import VisionCache
 from engine.waiting import OVERDUE_AFTER, WaitingQueue
 
+if TYPE_CHECKING:
+    from engine.speculation.speculator import Speculator
+
 MIN_SHARED: Final = 16
 """A request waits for another that is computing at least so many tokens more of its prefix than are cached."""
 PICTURES_BESIDE_DECODE: Final = 1
 """Pictures encoded in one step while sequences decode, so that their streams do not stutter."""
+MAX_DRAFT_SHARE: Final = 2
+"""While others have prompts to compute, decoding with drafts may take one part in so many of a step's budget."""
 MAX_EXPECTED_OUTPUT: Final = 4096
 """Answers are expected to be no longer than this, whatever `max_tokens` allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """`count` tokens of a sequence from position `start`; `samples`: they reach its end, so a token follows."""
+    """`count` tokens of a sequence from position `start`; `samples`: they reach its end, so a token follows.
+
+    The last of them may be `drafts`: guesses of the next tokens, no part of the sequence yet.
+    """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +86,21 @@ class Growth:
 
 
 class Scheduler:
-    """Owns who waits and who runs, in order of admission. Invariant: a sequence has a KV hold exactly while it runs."""
+    """Owns who waits and who runs, in order of admission. Invariant: a sequence has a KV hold exactly while it runs.
+
+    Where a batch is in flight, `schedule` is called only when one more token for each running sequence fits: what is in
+    flight is never retracted. Nobody guesses then either: guesses follow a text whose every token is known.
+    """
 
     def __init__(
-        self, kv: KVCache, vision: VisionCache, waiting: WaitingQueue, *, max_batched_tokens: int, max_running: int
+        self,
+        kv: KVCache,
+        vision: VisionCache,
+        waiting: WaitingQueue,
+        *,
+        max_batched_tokens: int,
+        max_running: int,
+        speculator: Speculator | None = None,
     ) -> None:
         self.kv = kv
         self.vision = vision
@@ -87,6 +108,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.max_batched_tokens = max_batched_tokens
         self.max_running = min(max_running, max_batched_tokens)  # so that decoding never starves a prompt in the budget
+        self.speculator = speculator
         self.num_retracted = 0
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
@@ -131,25 +153,42 @@ class Scheduler:
         self._leave(sequence, keep=True)
         sequence.state = State.WAITING
         sequence.num_computed = 0
+        sequence.num_pending = 0
         sequence.num_retracted += 1
         self.num_retracted += 1
         self.growth.retracted()
         self.waiting.push(sequence)
 
     def _decode(self, plan: Plan) -> None:
-        """One token for each sequence whose prompt is done; retracts the cheapest where slots run out."""
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        """One token for each sequence whose prompt is done, and drafts where they pay and there is room; retracts the
+        cheapest where slots run out.
+        """
+        decoding = self._decoding()
         while self.kv.num_available < len(decoding):
             if len(self.running) == 1:
                 return
             self._retract_cheapest(plan)
-            decoding = [sequence for sequence in self.running if sequence.is_decoding]
+            decoding = self._decoding()
         if not decoding:
             return
-        self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None])
-        plan.chunks.extend(Chunk(sequence, sequence.num_computed, 1, True) for sequence in decoding)
-        plan.budget -= len(decoding)
+        drafts: Ordered[tuple[int, ...]] = [()] * len(decoding)
+        if self.speculator is not None and not any(sequence.num_pending for sequence in decoding):
+            # Guesses must not keep prompts waiting, nor take the slots that the sequences themselves ask for.
+            is_alone = len(decoding) == len(self.running) and not len(self.waiting)
+            budget = plan.budget if is_alone else plan.budget // MAX_DRAFT_SHARE
+            room = min(budget, self.kv.num_available) - len(decoding)
+            drafts = self.speculator.propose(decoding, max(room, 0))
+        counts = [1 + len(guesses) for guesses in drafts]
+        self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None], counts)
+        plan.chunks.extend(
+            Chunk(sequence, sequence.num_computed, count, True, guesses)
+            for sequence, count, guesses in zip(decoding, counts, drafts, strict=True)
+        )
+        plan.budget -= sum(counts)
         plan.encoder_room = PICTURES_BESIDE_DECODE
+
+    def _decoding(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.is_decoding and not sequence.is_ending]
 
     def _continue_prompts(self, plan: Plan) -> None:
         """A chunk for each running sequence whose prompt is not done, oldest first."""
@@ -231,9 +270,11 @@ class Scheduler:
             return False
         wanted = sequence.prompt_keys[:-1]
         for other in self.running:
-            if other.num_computed < len(other.prompt_keys):
+            assert other.hold is not None
+            num_shareable = other.hold.num_committed  # what is in flight is not
+            if num_shareable < len(other.prompt_keys):
                 shared = shared_length(other.prompt_keys, wanted)
-                if shared > other.num_computed and shared - self._cached_length(sequence) >= MIN_SHARED:
+                if shared > num_shareable and shared - self._cached_length(sequence) >= MIN_SHARED:
                     return True
         return False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,15 @@ from engine.batch import RowSampling, TokenMask, VisionRows
 from engine.grammar import GrammarState
 from engine.kv.cache import KVHold
 from engine.kv.radix import IdArray
-from preprocess.wire import EngineRequest, Pixels
+from preprocess.wire import EngineRequest, Pixels, SamplingParams
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from engine.speculation.drafting import Drafting
+
+Ids = Ordered[int]
 LoadPixels = Callable[[Pixels], "torch.Tensor"]
 
 
@@ -99,9 +103,11 @@ class Sequence:
     """A request inside the engine.
 
     `prompt_ids` are the ids as sent; `prompt_keys` the same with vision ids in place of placeholders: what the radix
-    tree sees. `num_computed` positions have keys and values. `hold` is set exactly while running. `max_tokens` is
+    tree sees. `num_computed` positions have keys and values, or get them in a batch in flight; `num_pending` tokens are
+    being drawn there. `hold` is set exactly while running. `max_tokens` is
     bounded by the context. `positions` (3, n) are the rotary positions of the first n tokens where they are not 0, 1,
-    2, …; later ones are `position_delta` more than the position in the sequence.
+    2, …; later ones are `position_delta` more than the position in the sequence. `drafting` is what
+    `engine.speculation` knows of it; `num_drafted` tokens were guessed, and `num_accepted` of them rightly.
     """
 
     request: EngineRequest
@@ -117,6 +123,7 @@ class Sequence:
     state: State = State.WAITING
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_pending: int = 0
     num_cached: int | None = None
     hold: KVHold | None = None
     is_aborted: bool = False
@@ -126,6 +133,9 @@ class Sequence:
     cached_length: int = 0
     cached_version: int = -1
     grammar: GrammarState | None = None
+    drafting: Drafting | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
     _penalty_prompt: tuple[int, ...] | None = None
 
     @property
@@ -140,18 +150,29 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far."""
-        return len(self.prompt_ids) + len(self.output_ids)
+        """Prompt and output so far, tokens in flight included."""
+        return len(self.prompt_ids) + len(self.output_ids) + self.num_pending
 
     @property
     def is_decoding(self) -> bool:
         """Whether all but the last token are computed and that one is an output: the next step yields the next
         token.
         """
-        return bool(self.output_ids) and self.num_computed == self.num_tokens - 1
+        return bool(self.output_ids or self.num_pending) and self.num_computed == self.num_tokens - 1
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the answer is as long as it may be once tokens in flight have come."""
+        return len(self.output_ids) + self.num_pending >= self.max_tokens
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether its next token can be drawn only when the host knows all before it."""
+        params = self.request.sampling
+        return self.grammar is not None or has_penalties(params)
 
     def keys(self, start: int, stop: int) -> IdArray:
-        """Radix ids of positions `start` … `stop - 1`."""
+        """Radix ids of positions `start` … `stop - 1`; fewer where the last tokens are still being drawn."""
         length = len(self.prompt_keys)
         if stop <= length:
             return self.prompt_keys[start:stop]
@@ -180,13 +201,20 @@ class Sequence:
         """Whether it may be admitted: its grammar is compiled."""
         return self.grammar is None or self.grammar.is_ready
 
-    def sampling(self, allowed: TokenMask | None = None) -> RowSampling:
-        """What the runner needs to draw the next token. `allowed`: what the grammar lets come next."""
+    def sampling(self, drafts: Ids = (), allowed: TokenMask | None = None) -> RowSampling:
+        """What the runner needs to draw the token that follows the output and `drafts`. `allowed`: what the grammar
+        lets come there.
+        """
         params = self.request.sampling
-        index = len(self.output_ids)
+        index = len(self.output_ids) + self.num_pending + len(drafts)
         banned = params.stop_token_ids if index < params.min_tokens and allowed is None else ()
-        if params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
+        if not has_penalties(params):
             return RowSampling(params, index, (), (), banned, allowed)
         if self._penalty_prompt is None:
             self._penalty_prompt = tuple(self.prompt_ids[self.prompt_ids == self.prompt_keys].tolist())
-        return RowSampling(params, index, self._penalty_prompt, tuple(self.output_ids), banned, allowed)
+        return RowSampling(params, index, self._penalty_prompt, (*self.output_ids, *drafts), banned, allowed)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether drawing a token takes those before it into account."""
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

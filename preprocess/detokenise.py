@@ -188,4 +188,5 @@ def _without_discarded(usage: Usage | None, num_tokens: int) -> Usage | None:
     """Usage without the tokens behind a stop string, where the engine ended before it heard of the stop."""
     if usage is None or usage.completion_tokens <= num_tokens:
         return usage
-    return msgspec.structs.replace(usage, completion_tokens=num_tokens)
+    accepted = min(usage.accepted_prediction_tokens, num_tokens)
+    return msgspec.structs.replace(usage, completion_tokens=num_tokens, accepted_prediction_tokens=accepted)

@@ -232,7 +232,8 @@ class PromptEncoder:
         strip_next = False
         for match in self._find_special.finditer(prompt):
             token_id, token = self._special[match.group()]
-            yield from self._encode_plain(_between(prompt[position : match.start()], strip_next, token), restore)
+            if match.start() > position:  # a picture is hundreds of control tokens with nothing between them
+                yield from self._encode_plain(_between(prompt[position : match.start()], strip_next, token), restore)
             yield token_id
             position, strip_next = match.end(), token.rstrip
         yield from self._encode_plain(_between(prompt[position:], strip_next, None), restore)

@@ -455,7 +455,8 @@ class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Gauges and running totals since the engine started, sent up to four times a second while anything changes.
 
-    `prefix_*` count prompt tokens; `vision_*` count pictures.
+    `prefix_*` count prompt tokens; `vision_*` count pictures; `drafted_*` and `accepted_*` count guessed tokens by who
+    guessed them.
     """
 
     num_running: int
@@ -471,6 +472,14 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     vision_queries: int
     vision_hits: int
     vision_cache_bytes: int
+    drafted_ngram: int = 0
+    drafted_echo: int = 0
+    drafted_grammar: int = 0
+    drafted_habit: int = 0
+    accepted_ngram: int = 0
+    accepted_echo: int = 0
+    accepted_grammar: int = 0
+    accepted_habit: int = 0
 
 
 EngineReply = Admitted | Rejected | ResetDone | EngineStats
@@ -497,6 +506,10 @@ class Usage(msgspec.Struct, frozen=True):
     vision_ms: float
     prefill_ms: float
     decode_ms: float
+    accepted_prediction_tokens: int = 0
+    """Output tokens that had been guessed beforehand, so that they came together with others in one step."""
+    rejected_prediction_tokens: int = 0
+    """Guesses that the model checked for nothing."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -56,7 +56,12 @@ def main(arguments: list[str]) -> int:
     Raises:
         RuntimeError: The server did not become ready, or a request failed.
     """
+    if "--speculation" in arguments:
+        from server.bench_speculation import main as measure_speculation
+
+        return measure_speculation([argument for argument in arguments if argument != "--speculation"])
     parser = argparse.ArgumentParser(prog="beholder bench", description=__doc__)
+    parser.add_argument("--speculation", action="store_true", help="measure drafting instead, see its own --help")
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--requests", type=int, default=20, help="pictures for TTFT in each round (default: 20)")

@@ -249,6 +249,25 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command()
+@_with_options("model", "device", "dtype", "max_running", "max_context", "kv_tokens")
+def prebuild(**given: str | bool | None) -> None:
+    """Compile a model's GPU kernels ahead of time, so that the first start does not wait for them."""
+    from engine.prebuild import prebuild as fill_caches
+    from preprocess.errors import BeholderError
+
+    settings = Settings.load(given, os.environ).resolve_model()
+    try:
+        took_s = fill_caches(settings.engine_config())
+    except BeholderError as error:
+        typer.echo(f"beholder: {error}", err=True)
+        raise typer.Exit(1) from None
+    if took_s is None:
+        typer.echo("beholder: nothing to compile: this model runs here without kernels of its own")
+    else:
+        typer.echo(f"beholder: kernels are in the caches ({took_s:.1f} s)")
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from server.version import installed_version

@@ -76,7 +76,7 @@ class _Launcher:
         self._detokenizer = ChildProcess("detokenizer", 0, settings.preprocess_config(), surroundings)
         self._workers = [
             ChildProcess("preprocess", index, settings.preprocess_config(), surroundings)
-            for index in range(settings.workers)
+            for index in range(settings.num_workers)
         ]
         self._children = [self._engine, self._server, self._detokenizer, *self._workers]
         self._selector = selectors.DefaultSelector()

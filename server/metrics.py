@@ -35,6 +35,16 @@ _ENGINE_TOTALS: Final = (
     ("vllm:mm_cache_hits", "Pictures found in the vision cache.", "vision_hits"),
     ("beholder_engine_steps", "Steps of the engine.", "num_steps"),
 )
+# The same by who guessed the tokens: the end of the field's name.
+_DRAFT_TOTALS: Final = (
+    ("vllm:spec_decode_num_draft_tokens", "Tokens guessed ahead and checked, by who guessed them.", "drafted"),
+    ("vllm:spec_decode_num_accepted_tokens", "Tokens guessed ahead rightly, by who guessed them.", "accepted"),
+)
+_SOURCES: Final = ("ngram", "echo", "grammar", "habit")
+_FIELDS: Final = (
+    *(field for _, _, field in _ENGINE_TOTALS),
+    *(f"{field}_{source}" for _, _, field in _DRAFT_TOTALS for source in _SOURCES),
+)
 
 
 class Metrics:
@@ -132,7 +142,7 @@ class MonotonicTotals:
 
     def __init__(self) -> None:
         self._last: EngineStats | None = None
-        self._base = {field: 0 for _, _, field in _ENGINE_TOTALS}
+        self._base = dict.fromkeys(_FIELDS, 0)
 
     def update(self, stats: EngineStats | None) -> dict[str, int]:
         """All totals by field name, given the engine's last report."""
@@ -183,6 +193,11 @@ class _ServiceCollector(Collector):
         for name, text, field in _ENGINE_TOTALS:
             family = CounterMetricFamily(name, text, labels=self._names)
             family.add_metric(self._values, totals[field])
+            yield family
+        for name, text, field in _DRAFT_TOTALS:
+            family = CounterMetricFamily(name, text, labels=[*self._names, "source"])
+            for source in _SOURCES:
+                family.add_metric([*self._values, source], totals[f"{field}_{source}"])
             yield family
         restarts = CounterMetricFamily(
             "beholder_child_deaths",

@@ -68,6 +68,8 @@ Picture: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image | Clip"
 
 _PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NO_LIMIT: Final = 1 << 40
+SESSION: Final = "offline"
+"""All requests of one `Beholder` are one session: what it said of a picture helps to guess what it says of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +390,8 @@ class Beholder:
         """One request, or one for each part of a clip."""
         started_s = time.monotonic()
         request_id = f"offline-{next(self._serial)}"
-        prepared = self._prepare(Job(request_id, messages, options, Lease(), started_s, segmenting=segmenting))
+        job = Job(request_id, messages, options, Lease(), started_s, session_id=SESSION, segmenting=segmenting)
+        prepared = self._prepare(job)
         submitted: list[_Running] = []
         try:
             for index, request in enumerate(sequences_of(prepared, 1)):

@@ -53,7 +53,7 @@ def _dispatcher(child: Child, settings: Settings) -> Dispatcher:
 
     return Dispatcher(
         send,
-        num_workers=settings.workers,
+        num_workers=settings.num_workers,
         arena_size=child.boot.arena_size,
         pixel_bytes_per_image=max_pixel_bytes_per_image(settings.preprocess_config()),
         pixel_bytes_per_clip=pixel_bytes_per_clip(settings.preprocess_config()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ MIN_CONTEXT: Final = 16
 """A chat template alone takes that many tokens."""
 
 
+LEAST_WORKERS: Final = 2
+MOST_WORKERS: Final = 16
 CPU_ENCODER_OPERATIONS: Final = 11 * 10**12
 """Of the encoder over one picture: what that of Qwen2-VL takes for 1,280 vision tokens (a megapixel, and the default of
 transformers' processor), or minutes of a CPU. The 16,384 tokens that published folders allow would take it hours."""
@@ -46,6 +49,11 @@ class Option(msgspec.Struct, frozen=True):
     unit: str = ""
     low: float | None = None
     high: float | None = None
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU with a driver. Never imports torch, which would know for sure."""
+    return Path("/dev/nvidiactl").exists()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +117,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 120
 
     # -- media
-    workers: Annotated[int, Option("Preprocess processes (decode, resize, tokenise).", low=1, high=256)] = 2
+    workers: Annotated[
+        int,
+        Option(
+            "Preprocess processes (decode, resize, tokenise); 0: 2, or by the cores where the model runs on a GPU.",
+            low=0,
+            high=256,
+        ),
+    ] = 0
     arena_mb: Annotated[
         int,
         Option(
@@ -160,7 +175,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = False
 
     # -- engine
-    device: Annotated[Literal["cpu", "cuda"], Option("Where the model runs.")] = "cpu"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Option("Where the model runs; auto is CUDA where there is a device, else the CPU."),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Option("Type of weights and KV cache; auto is bfloat16 where the device is fast at it, else float32."),
@@ -179,8 +197,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
     max_batched_tokens: Annotated[
-        int, Option("Token budget of one step: decode first, then prefill.", unit="tokens", low=1, high=1_048_576)
-    ] = 512
+        int,
+        Option(
+            "Token budget of one step: decode first, then prefill; 0: 512 on a CPU, 4096 on a GPU.",
+            unit="tokens",
+            low=0,
+            high=1_048_576,
+        ),
+    ] = 0
     kv_tokens: Annotated[
         int, Option("Size of the KV cache; 0: chosen from memory.", unit="tokens", low=0, high=1_073_741_824)
     ] = 0
@@ -203,6 +227,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefix_cache: Annotated[
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
+    speculation: Annotated[
+        Literal["auto", "none", "ngram", "echo", "grammar", "habit"],
+        Option(
+            "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
+            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit); auto: all, where it "
+            "pays, and on a GPU none yet. No guess changes an answer."
+        ),
+    ] = "auto"
 
     # -- live streams
     stream_max_sessions: Annotated[
@@ -353,9 +385,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.arena_mb * MEBIBYTE
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether the model will run on the CPU."""
+        return self.device == "cpu" or (self.device == "auto" and not has_gpu())
+
+    @property
+    def num_workers(self) -> int:
+        """`workers` with 0 replaced: on a CPU the model needs the cores itself."""
+        if self.workers:
+            return self.workers
+        return (
+            LEAST_WORKERS if self.is_on_cpu else max(LEAST_WORKERS, min((os.cpu_count() or 1) * 5 // 8, MOST_WORKERS))
+        )
+
+    @property
     def largest_picture(self) -> PictureBound:
         """`max_picture_tokens`, with 0 replaced by the encoder's work where that takes a CPU long."""
-        on_cpu = self.device == "cpu" and not self.max_picture_tokens
+        on_cpu = self.is_on_cpu and not self.max_picture_tokens
         return PictureBound(self.max_picture_tokens, CPU_ENCODER_OPERATIONS if on_cpu else 0)
 
     @property
@@ -389,6 +435,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
             largest=self.largest_picture,
             prefix_cache=self.prefix_cache,
+            speculation=self.speculation,
         )
 
     def preprocess_config(self) -> PreprocessConfig:

@@ -53,7 +53,7 @@ class Start:
         own = largest_item_tokens(load_family(folder))
         frames = min(family.clips.max_frames, settings.max_video_frames) if family.clips is not None else 0
         if not settings.arena_mb:
-            wanted = settings.workers * PICTURES_A_WORKER * family.max_pixel_bytes // MEBIBYTE
+            wanted = settings.num_workers * PICTURES_A_WORKER * family.max_pixel_bytes // MEBIBYTE
             arena_mb = max(min(wanted, MOST_ARENA_MB, available_memory() // 8 // MEBIBYTE), LEAST_ARENA_MB)
             settings = msgspec.structs.replace(settings, arena_mb=arena_mb)
         return cls(settings, folder.model_type, picture_tokens, own, frames, folder.brings_code)

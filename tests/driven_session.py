@@ -58,7 +58,7 @@ class Driven:
         self.session.on_started(name, 20, 1.5, 2.5, self.now)
         for i, text in enumerate(texts):
             last = end is not None and i == len(texts) - 1
-            usage = Usage(20, len(texts), cached, 16, 1, 2, 3, 4) if last else None
+            usage = Usage(20, len(texts), cached, 16, 1, 2, 3, 4, 1, 5) if last else None
             delta = Delta(name, text, [i], finish_reason=end if last else None, usage=usage)
             self.session.on_delta(name, delta, self.now)
         self.take()

@@ -41,6 +41,7 @@ class AttentionBackend(Protocol):
     def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> AttentionPlan:
         """Plans a step whose tokens are those of `segments` in order.
 
-        Segments of one token come first, longest sequence first. `positions` (tokens,) int64 is on the device.
+        Segments come in rising length (so those of one token first), and of one length the longest sequence first.
+        `positions` (tokens,) int64 is on the device.
         """
         ...

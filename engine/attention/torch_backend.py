@@ -4,28 +4,35 @@ The pool is one tensor (layers, slots, 2, kv_heads, head_dim), keys and values o
 both with one `index_copy_` and gathers both with one `index_select`, each row of which is one contiguous copy.
 
 Keys that several query heads share are never copied: in decode those heads stand as further queries of one head, in
-prefill the keys are expanded as a view.
+prefill the keys are expanded as a view. Rows that verify a few drafts are decode rows with several queries each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 
 from engine.attention.backend import Segment
 
+MAX_DECODE_TOKENS: Final = 16
+"""Segments of at most so many tokens are computed as decode rows, all of one length at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Decode:
-    """Rows of one token each, of similar length, as one batch: tokens [first, first + rows) of the step."""
+    """Rows of `tokens` tokens each, of similar length, as one batch: tokens [first, first + rows * tokens) of the
+    step.
+    """
 
     first: int
     rows: int
+    tokens: int
     slots: torch.Tensor  # (rows * length,)
-    bias: torch.Tensor | None  # (rows, 1, 1, length): -inf beyond a row's length
+    bias: torch.Tensor | None  # (rows, 1, tokens, length): -inf beyond what a token may see
     gathered: torch.Tensor  # (rows * length, 2, kv_heads, dim): each layer's keys and values in turn
     keys: torch.Tensor  # (rows, kv_heads, length, dim), a view of `gathered`
     values: torch.Tensor  # the same for values
@@ -52,6 +59,7 @@ class TorchPlan:
         self._write_slots = write_slots
         self._decodes = decodes
         self._prefills = prefills
+        self._biases: dict[int, torch.Tensor] = {}
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
@@ -62,13 +70,30 @@ class TorchPlan:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, pool: torch.Tensor, query: torch.Tensor, part: _Decode) -> torch.Tensor:
-        heads = query[part.first : part.first + part.rows]
-        queries = heads.view(part.rows, self._kv_heads, -1, heads.shape[2])  # (rows, kv_heads, group, dim)
+        rows, tokens, dim = part.rows, part.tokens, query.shape[2]
+        heads = query[part.first : part.first + rows * tokens]
+        if tokens == 1:
+            queries = heads.view(rows, self._kv_heads, -1, dim)  # (rows, kv_heads, group, dim)
+        else:
+            heads = heads.view(rows, tokens, self._kv_heads, -1, dim).transpose(1, 2)
+            queries = heads.reshape(rows, self._kv_heads, -1, dim)  # (rows, kv_heads, tokens * group, dim)
         torch.index_select(pool, 0, part.slots, out=part.gathered)
         attended = F.scaled_dot_product_attention(
-            queries, part.keys, part.values, attn_mask=part.bias
-        )  # (rows, kv_heads, group, dim)
-        return attended.flatten(1)
+            queries, part.keys, part.values, attn_mask=self._bias(part, queries.shape[2] // tokens)
+        )  # (rows, kv_heads, tokens * group, dim)
+        if tokens == 1:
+            return attended.flatten(1)
+        attended = attended.view(rows, self._kv_heads, tokens, -1, dim).transpose(1, 2)
+        return attended.reshape(rows * tokens, -1)
+
+    def _bias(self, part: _Decode, group: int) -> torch.Tensor | None:
+        """The part's bias for the query heads that share a key as further queries; all layers use the same."""
+        if part.bias is None or part.tokens == 1:
+            return part.bias
+        bias = self._biases.get(part.first)
+        if bias is None:
+            bias = self._biases[part.first] = part.bias.repeat_interleave(group, dim=2)
+        return bias
 
     def _prefill(self, pool: torch.Tensor, query: torch.Tensor, part: _Prefill) -> torch.Tensor:
         heads = query[part.first : part.first + part.length]
@@ -97,48 +122,54 @@ class TorchAttention:
         """See `AttentionBackend.plan`."""
         device = self.slot_table.device
         table_rows = torch.tensor([segment.table_row for segment in segments], device=device)
-        num_decodes = next((i for i, segment in enumerate(segments) if segment.length > 1), len(segments))
+        num_decodes = next((i for i, part in enumerate(segments) if part.length > MAX_DECODE_TOKENS), len(segments))
         token_rows = table_rows
-        if num_decodes < len(segments):
+        if segments[-1].length > 1:
             token_rows = table_rows.repeat_interleave(
                 torch.tensor([segment.length for segment in segments], device=device), output_size=len(positions)
             )
         write_slots = self.slot_table[token_rows, positions].long()  # (tokens,)
 
         decodes = []
-        first = 0
+        token = first = 0
         while first < num_decodes:
             # Padding at most doubles a group's keys: a row joins while it is at least half as long as the longest.
-            longest = segments[first].start + 1
+            tokens = segments[first].length
+            longest = segments[first].start + tokens
             last = first + 1
-            while last < num_decodes and 2 * (segments[last].start + 1) >= longest:
+            while (
+                last < num_decodes
+                and segments[last].length == tokens
+                and 2 * (segments[last].start + tokens) >= longest
+            ):
                 last += 1
-            lengths = positions[first:last] + 1
-            even = segments[last - 1].start + 1 == longest
-            decodes.append(self._plan_decode(first, table_rows[first:last], lengths, longest, even))
+            seen = positions[token : token + (last - first) * tokens].view(-1, tokens) + 1
+            even = segments[last - 1].start + tokens == longest
+            decodes.append(self._plan_decode(token, table_rows[first:last], seen, longest, even))
+            token += (last - first) * tokens
             first = last
 
         prefills = []
-        token = num_decodes
         for segment in segments[num_decodes:]:
             prefills.append(self._plan_prefill(token, segment))
             token += segment.length
         return TorchPlan(self.pool, write_slots, decodes, prefills)
 
     def _plan_decode(
-        self, first: int, table_rows: torch.Tensor, lengths: torch.Tensor, longest: int, even: bool
+        self, first: int, table_rows: torch.Tensor, seen: torch.Tensor, longest: int, even: bool
     ) -> _Decode:
+        """`seen`: how many positions each token of each row looks at, (rows, tokens). `even`: all rows are as long."""
+        rows, tokens = seen.shape
         slots = self.slot_table[:, :longest].index_select(0, table_rows)  # (rows, longest)
         bias = None
-        if not even:
-            beyond = torch.arange(longest, device=slots.device) >= lengths.unsqueeze(1)
-            slots.masked_fill_(beyond, 0)  # whatever stands there could be somebody's infinities
-            bias = torch.zeros(slots.shape, dtype=self.pool.dtype, device=slots.device)
-            bias = bias.masked_fill_(beyond, -torch.inf)[:, None, None]
-        rows = len(table_rows)
+        if not even or tokens > 1:
+            beyond = torch.arange(longest, device=slots.device) >= seen.unsqueeze(2)  # (rows, tokens, longest)
+            slots.masked_fill_(beyond[:, -1], 0)  # whatever stands there could be somebody's infinities
+            bias = torch.zeros(beyond.shape, dtype=self.pool.dtype, device=slots.device)
+            bias = bias.masked_fill_(beyond, -torch.inf).unsqueeze(1)
         gathered = self.pool.new_empty((rows * longest, *self.pool.shape[2:]))
         keys, values = gathered.view(rows, longest, *self.pool.shape[2:]).permute(2, 0, 3, 1, 4)
-        return _Decode(first, rows, slots.flatten(), bias, gathered, keys, values)
+        return _Decode(first, rows, tokens, slots.flatten(), bias, gathered, keys, values)
 
     def _plan_prefill(self, first: int, segment: Segment) -> _Prefill:
         end = segment.start + segment.length

@@ -78,12 +78,25 @@ class KVCache:
         self.table.write_run(hold.row, hold.num_slots, self._allocate(count))
         hold.num_slots += count
 
-    def grow_each(self, holds: Sequence[KVHold]) -> None:
-        """Give each hold one position more, in one write."""
-        slots = self._allocate(len(holds))
-        self.table.write_cells([hold.row for hold in holds], [hold.num_slots for hold in holds], slots)
-        for hold in holds:
-            hold.num_slots += 1
+    def grow_each(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
+        """Give each hold so many positions more, in one write."""
+        slots = self._allocate(sum(counts))
+        rows = [hold.row for hold in holds]
+        positions = [hold.num_slots for hold in holds]
+        if len(slots) > len(holds):
+            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+            positions = [first + i for first, count in zip(positions, counts, strict=True) for i in range(count)]
+        self.table.write_cells(rows, positions, slots)
+        for hold, count in zip(holds, counts, strict=True):
+            hold.num_slots += count
+
+    def shrink(self, hold: KVHold, num_slots: int) -> None:
+        """Take back the slots of positions from `num_slots` on, which nobody may have committed: their drafts were
+        wrong.
+        """
+        assert hold.num_committed <= num_slots <= hold.num_slots
+        self.pool.free(self.table.read_run(hold.row, num_slots, hold.num_slots).copy())
+        hold.num_slots = num_slots
 
     def commit(self, hold: KVHold, ids: IdArray) -> None:
         """Put computed positions `num_committed` … into the tree; `ids` are theirs. Call only when their batch is

@@ -4,6 +4,8 @@ it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,8 +16,8 @@ from engine.kv.pool import SlotArray
 class SlotTable:
     """The runner's (rows, positions) int32 tensor with a view of it for the host.
 
-    On the CPU the view is the tensor's own memory; on another device it is a mirror, and each write is one copy to the
-    device.
+    On the CPU the view is the tensor's own memory; on a GPU it is a mirror, and each write is one copy that nobody
+    waits for: it takes its place behind the batches in flight.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -29,16 +31,22 @@ class SlotTable:
         """Set positions `start` … of one row."""
         self._host[row, start : start + len(slots)] = slots
         if self._device is not None:
-            self._device[row, start : start + len(slots)].copy_(torch.from_numpy(slots))
+            self._device[row, start : start + len(slots)] = _send(slots, self._device.device)
 
     def write_cells(self, rows: list[int], positions: list[int], slots: SlotArray) -> None:
         """Set one position in each of several rows."""
         cells = np.array((rows, positions), dtype=np.int64)  # (2, count)
         self._host[cells[0], cells[1]] = slots
         if self._device is not None:
-            index = torch.from_numpy(cells).to(self._device.device)
-            self._device[index[0], index[1]] = torch.from_numpy(slots).to(self._device.device)
+            sent = _send(np.concatenate((cells, slots[None])), self._device.device)
+            self._device[sent[0], sent[1]] = sent[2].int()
 
     def read_run(self, row: int, start: int, stop: int) -> SlotArray:
         """Slots of positions `start` … `stop - 1` of one row; a view that later writes change."""
         return self._host[row, start:stop]
+
+
+def _send(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy on the device that nobody waits for; pinned memory is used again only once it has been sent."""
+    host = torch.from_numpy(values)
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)

@@ -190,4 +190,4 @@ class Decoder:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (rows, hidden) → float32 logits (rows, vocab)."""
-        return self.head(self.norm(x)).float()
+        return self.head.wide(self.norm(x))

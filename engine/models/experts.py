@@ -65,6 +65,8 @@ class Experts:
     def __init__(self, router: Linear, gate_up: torch.Tensor, down: torch.Tensor, config: ExpertsConfig) -> None:
         """`gate_up` (experts, 2 * intermediate, hidden) and `down` (experts, hidden, intermediate) are weights."""
         self.router = router
+        # On a GPU all experts are multiplied in one go, from one tensor: see `engine.gpu.experts`.
+        self.stacked = (gate_up, down) if gate_up.device.type == "cuda" else None
         self.gate_up = [Linear(weight) for weight in gate_up]
         self.down = [Linear(weight) for weight in down]
         self.top_k = config.top_k

@@ -81,9 +81,26 @@ class Linear:
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return y
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """(outputs, inputs), as long as it has not been laid out for a CPU."""
+        assert self._weight is not None
+        return self._weight
+
+    def wide(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 (rows, outputs) of (rows, inputs). On a GPU the sums are not rounded to the weights' type between."""
+        if x.device.type == "cuda" and x.dtype is not torch.float32 and self.bias is None:
+            assert self._weight is not None
+            return torch.mm(x, self._weight.T, out_dtype=torch.float32)
+        return self(x).float()
+
     def gelu(self, x: torch.Tensor, approximate: str) -> torch.Tensor:
         """GELU of the layer's result, (…, inputs) → (…, outputs); `approximate` as in `F.gelu`."""
         if self._packed is None:
+            assert self._weight is not None
+            if x.device.type == "cuda" and approximate == "tanh" and self.bias is not None:
+                flat = torch._addmm_activation(self.bias, x.reshape(-1, self.inputs), self._weight.T, use_gelu=True)
+                return flat.view(*x.shape[:-1], self.outputs)
             return F.gelu(self(x), approximate=approximate)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "gelu", [], approximate)
         return y

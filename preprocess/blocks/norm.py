@@ -85,4 +85,17 @@ class LayerNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, width) → (…, width)."""
+        if x.device.type == "cuda":
+            from preprocess.blocks.gpu_kernels import layer_norm
+
+            return layer_norm(x, self.weight, self.bias, self.eps)
         return F.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + y, and its norm. On a GPU `y` becomes the sum, in one pass with the norm."""
+        if x.device.type == "cuda":
+            from preprocess.blocks.gpu_kernels import layer_norm
+
+            return y, layer_norm(x, self.weight, self.bias, self.eps, into=y)
+        total = x + y
+        return total, self(total)

@@ -123,6 +123,12 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     A head (a, b) of two halves becomes (a cos - b sin, b cos + a sin): with `roll` swapping the halves and the first
     half of the sines negated, that is `head * cos + roll(head) * sin`, three operations for all heads.
     """
+    dense = heads.dim() == 4 and heads.stride(3) == 1 and heads.stride(2) == heads.shape[3]
+    if heads.device.type == "cuda" and dense and cos.is_contiguous() and sin.is_contiguous():
+        from preprocess.blocks.gpu_kernels import rotate_heads_
+
+        rotate_heads_(heads, cos, sin)
+        return
     torch.addcmul(heads * cos, heads.roll(heads.size(-1) // 2, -1), sin, out=heads)
 
 

@@ -13,6 +13,7 @@ put in the order of their windows once, those of one size together, so that each
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,7 @@ _SLICE: Final = 8192
 """Patches that go through an MLP together: of the largest pictures (65,536 patches) its inside would take gigabytes."""
 
 _EPS: Final = 1e-6
+_MOST_GRIDS: Final = 256
 
 Windows = list[tuple[int, int]]
 """Of a picture's patches in order: so many windows, of so many patches each."""
@@ -199,6 +201,7 @@ class Qwen2VLEncoder:
             EncoderLayer(checkpoint, f"{model}.blocks.{index}", config) for index in range(config.num_layers)
         ]
         self.merger = Merger(checkpoint, f"{model}.merger", config)
+        self._known_windows: OrderedDict[tuple[int, int], tuple[torch.Tensor, Windows]] = OrderedDict()
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each item → (vision tokens, output_size). Items of one size go through together."""
@@ -215,8 +218,7 @@ class Qwen2VLEncoder:
         windows = whole
         order = None
         if config.window:
-            order, windows = window_order(rows // config.merge, columns // config.merge, config.window, config.merge**2)
-            order = order.to(x.device)
+            order, windows = self._windows(rows // config.merge, columns // config.merge, x.device)
             x, at = _ordered(x, order, 1, config.merge**2), _ordered(at, order, 1, config.merge**2)
         rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
         for index, layer in enumerate(self.layers):
@@ -224,6 +226,15 @@ class Qwen2VLEncoder:
             x = layer(x, rotation, windows if index not in config.full_layers else whole)
         tokens = self.merger(x)
         return tokens if order is None else tokens.index_select(1, order.argsort())
+
+    def _windows(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Windows]:
+        """`window_order` of a grid of tokens, on the device: kept, since the same grids come again and again."""
+        if (rows, columns) not in self._known_windows:
+            if len(self._known_windows) >= _MOST_GRIDS:
+                self._known_windows.popitem(last=False)
+            order, windows = window_order(rows, columns, self.config.window, self.config.merge**2)
+            self._known_windows[rows, columns] = order.to(device), windows
+        return self._known_windows[rows, columns]
 
 
 def window_order(rows: int, columns: int, window: int, patches: int) -> tuple[torch.Tensor, Windows]:

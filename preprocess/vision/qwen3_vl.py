@@ -112,7 +112,11 @@ class EncoderLayer:
         rotate_(qkv[:, :, : 2 * self.num_heads], *rotation)  # queries and keys, not values
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)  # each (items, heads, patches, dim)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (items, patches, hidden)
-        x = x + self.out(attended)
+        added = self.out(attended)
+        if x.shape[1] <= _SLICE:
+            x, normed = self.mlp_norm.of_sum(x, added)
+            return x + self.fc2(self.fc1.gelu(normed, self.gelu))
+        x = x + added
         for part in torch.split(x, _SLICE, dim=1):
             part += self.fc2(self.fc1.gelu(self.mlp_norm(part), self.gelu))
         return x

@@ -127,6 +127,8 @@ class Answer:
             vision_ms=max((usage.vision_ms for usage in usages), default=0.0),
             prefill_ms=max((usage.prefill_ms for usage in usages), default=0.0),
             decode_ms=max((usage.decode_ms for usage in usages), default=0.0),
+            accepted_prediction_tokens=sum(usage.accepted_prediction_tokens for usage in usages),
+            rejected_prediction_tokens=sum(usage.rejected_prediction_tokens for usage in usages),
         )
 
     def media_tokens(self) -> list[MediaTokens]:

@@ -75,6 +75,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     media: list[MediaTokens] | msgspec.UnsetType = msgspec.UNSET
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Tokens that the server had guessed ahead: those that the answer holds, and those that were wrong."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class CompletionUsage(msgspec.Struct, frozen=True):
     """Token counts."""
 
@@ -82,6 +89,7 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +265,9 @@ def completion_usage(answer: Answer) -> CompletionUsage:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(
             usage.cached_tokens, usage.image_tokens, answer.media_tokens() or msgspec.UNSET
+        ),
+        completion_tokens_details=CompletionTokensDetails(
+            usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
         ),
     )
 

@@ -359,12 +359,16 @@ class TextDelta(ServerEvent, frozen=True, kw_only=True, tag="response.output_tex
 
 
 class StreamUsage(msgspec.Struct, frozen=True):
-    """Token counts. `cached_tokens` of the `input_tokens` were not computed again."""
+    """Token counts. `cached_tokens` of the `input_tokens` were not computed again; `accepted_prediction_tokens` of the
+    `output_tokens` had been guessed ahead, and `rejected_prediction_tokens` guesses were wrong.
+    """
 
     input_tokens: int
     image_tokens: int
     cached_tokens: int
     output_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class StreamTimings(msgspec.Struct, frozen=True):

@@ -99,6 +99,8 @@ class Response:
                 image_tokens=usage.image_tokens if usage else 0,
                 cached_tokens=usage.cached_tokens if usage else 0,
                 output_tokens=usage.completion_tokens if usage else self._num_tokens,
+                accepted_prediction_tokens=usage.accepted_prediction_tokens if usage else 0,
+                rejected_prediction_tokens=usage.rejected_prediction_tokens if usage else 0,
             ),
             timings=self._timings(usage, now_s),
             metadata=self.metadata,

@@ -12,6 +12,9 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.scheduler import Growth
+from engine.speculation.controller import Always
+from engine.speculation.replay import Replay
+from engine.speculation.speculator import Mode
 from preprocess.wire import (
     Admitted,
     EngineRequest,
@@ -24,7 +27,7 @@ from preprocess.wire import (
     TokenEvent,
     Usage,
 )
-from tests.engine.fake_runner import FakeRunner, load
+from tests.engine.fake_runner import VOCAB_SIZE, FakeRunner, load
 
 PLACEHOLDER = 7
 
@@ -145,6 +148,7 @@ class Driver:
         vision_cache_tokens: int = 1000,
         prefix_cache: bool = True,
         optimistic: bool = False,
+        speculation: Mode = "none",
     ) -> None:
         self.runner = runner or FakeRunner()
         self.runner.budget = max_batched_tokens
@@ -158,12 +162,21 @@ class Driver:
             max_waiting_tokens=max_waiting_tokens,
             vision_cache_bytes=vision_cache_tokens * FakeRunner.embedding_bytes,
             prefix_cache=prefix_cache,
+            speculation=speculation,
             check=True,
         )
         self.engine = Engine(config, self.runner, lambda: self.now_s)
         if optimistic:
             self.engine.scheduler.growth = Optimist()
         self.told: dict[str, Told] = {}
+
+    def draft(self, accuracy: float, length: int, seed: int = 0) -> Replay:
+        """From now on guess `length` tokens a step, each right with this probability, for all whose answer is known."""
+        source = Replay({}, accuracy, VOCAB_SIZE, seed)
+        self.engine.scheduler.speculator = self.engine.speculator
+        self.engine.speculator.sources = [source]
+        self.engine.speculator.controller = Always(length)
+        return source
 
     def submit(self, *requests: EngineRequest) -> None:
         """Queue requests that must be admitted."""

@@ -15,6 +15,7 @@ import torch
 
 from engine.batch import Row, SampledToken
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
+from tests.engine.late_results import LateFlight, LateResults
 
 VOCAB_SIZE = 50
 MAX_POSITIONS = 96
@@ -53,6 +54,7 @@ class FakeRunner:
 
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
+    max_drafts = 15
 
     def __init__(
         self, *, num_slots: int = 513, max_rows: int = 8, max_positions: int = MAX_POSITIONS, budget: int = 10**9
@@ -115,6 +117,10 @@ class FakeRunner:
         assert len(contents) == len(row.token_ids), "embeddings beyond the row"
         assert row.positions is None or row.positions.shape == (3, len(contents)), "positions of other tokens"
         assert all(seen or 0 <= content < VOCAB_SIZE for content, seen in zip(contents, is_vision, strict=True))
+        wanted = [] if row.sampling is None else [row.sampling, *row.drafted]
+        assert len(wanted) <= len(contents)
+        assert len(row.drafted) <= self.max_drafts
+        sampled = []
         history = fold(SEED, *[self.kv[slot] for slot in slots[: row.start]])
         for offset, content in enumerate(contents):
             axes = (row.start + offset + row.position_delta,) * 3
@@ -123,10 +129,26 @@ class FakeRunner:
             kv = fold(history, row.start + offset, *axes, content)
             self.kv[slots[row.start + offset]] = kv
             history = fold(history, kv)
-        if row.sampling is None:
-            return []
-        sampling = row.sampling
-        return [SampledToken(draw(history, sampling.params, sampling.output_index, sampling.banned_ids))]
+            if offset >= len(contents) - len(wanted):
+                asked = wanted[offset - len(contents)]
+                sampled.append(SampledToken(draw(history, asked.params, asked.output_index, asked.banned_ids)))
+        return sampled
+
+
+class LateRunner(FakeRunner):
+    """A `FakeRunner` that launches."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.late = LateResults(self._step, self.max_rows)
+
+    def launch(self, rows: Sequence[Row]) -> LateFlight:
+        """See `engine.batch.OverlappedRunner.launch`."""
+        try:
+            return self.late.launch(rows)
+        except AssertionError as error:
+            self.complaints.append(error)
+            raise
 
 
 def load(pixels: Pixels) -> torch.Tensor:

@@ -8,7 +8,7 @@ the two are apart.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,8 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
 from engine.runner import TorchRunner
+from engine.speculation.controller import Always
+from engine.speculation.replay import Replay
 from preprocess.config import PreprocessConfig
 from preprocess.prepare import Preparer
 from preprocess.wire import (
@@ -39,6 +41,7 @@ from preprocess.wire import (
     TokenEvents,
     VideoPart,
 )
+from tests.engine.late_results import Late
 from tests.goldens.coded_clips import CodedClip
 
 NEW_TOKENS: Final = 12
@@ -134,14 +137,44 @@ class Checked:
 
     # ---- ours --------------------------------------------------------------------------------------------------------
 
-    def engine(self, *, chunk: int, prefix_cache: bool = False) -> Engine:
-        """An engine over the loaded model that proves its invariants after every step."""
-        config = EngineConfig("", max_batched_tokens=chunk, prefix_cache=prefix_cache, check=True, max_running=8)
-        return Engine(config, self.runner)
+    def engine(
+        self,
+        *,
+        chunk: int,
+        prefix_cache: bool = False,
+        script: Mapping[str, Sequence[int]] | None = None,
+        accuracy: float = 1.0,
+        late: bool = False,
+    ) -> Engine:
+        """An engine over the loaded model that proves its invariants after every step.
 
-    def answer(self, request: EngineRequest, *, chunk: int = 4096, retract_after: tuple[int, ...] = ()) -> Answer:
-        """What our engine says to a request alone, retracted whenever so many tokens are out."""
-        engine = self.engine(chunk=chunk)
+        `script`: it drafts these answers, four tokens a step, each as it stands there with this probability. `late`:
+        the model launches, and tells its results a step late.
+        """
+        config = EngineConfig(
+            "",
+            max_batched_tokens=chunk,
+            prefix_cache=prefix_cache,
+            check=True,
+            max_running=8,
+            speculation="none" if script is None else "auto",
+        )
+        engine = Engine(config, Late(self.runner) if late else self.runner)
+        if script is not None:
+            engine.speculator.sources = [Replay(script, accuracy, self.runner.vocab_size)]
+            engine.speculator.controller = Always(4)
+        return engine
+
+    def answer(
+        self,
+        request: EngineRequest,
+        *,
+        chunk: int = 4096,
+        retract_after: tuple[int, ...] = (),
+        drafts: Sequence[int] | None = None,
+    ) -> Answer:
+        """What our engine says to a request alone, retracted whenever so many tokens are out, with these `drafts`."""
+        engine = self.engine(chunk=chunk, script=None if drafts is None else {request.request_id: drafts})
         logits: list[torch.Tensor] = []
         compute = self.runner.logits
 
@@ -289,7 +322,7 @@ def run(
     outputs: dict[str, list[int]] = {}
     while engine.has_work:
         running = engine.scheduler.running
-        if waiting and running and len(running[0].output_ids) == waiting[0]:
+        if waiting and running and len(running[0].output_ids) >= waiting[0]:
             waiting.pop(0)
             engine.scheduler.retract(running[0])
         if watch is not None:

@@ -1,4 +1,5 @@
-"""Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches.
+"""Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
+with good drafts, bad ones and none.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine import scheduler
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.driving import Driver, picture, request
-from tests.engine.fake_runner import FakeRunner, load, reference
+from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 
 CONTEXT = 40
 TEXT = list(range(30))
@@ -54,6 +55,9 @@ class EngineMachine(RuleBasedStateMachine):
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
         three_axes=st.booleans(),
+        make=st.sampled_from([FakeRunner, LateRunner]),
+        drafts=st.sampled_from([0, 1, 4, 15]),
+        accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
     )
     def build(
         self,
@@ -65,11 +69,14 @@ class EngineMachine(RuleBasedStateMachine):
         optimistic: bool,
         min_shared: int,
         three_axes: bool,
+        make: type[FakeRunner],
+        drafts: int,
+        accuracy: float,
     ) -> None:
-        """An engine of some size."""
+        """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
-        self.runner = FakeRunner(num_slots=num_slots, max_rows=rows)
+        self.runner = make(num_slots=num_slots, max_rows=rows)
         self.driver = Driver(
             self.runner,
             max_batched_tokens=budget,
@@ -79,6 +86,8 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=share,
             optimistic=optimistic,
         )
+        self.script = self.driver.draft(accuracy, drafts)
+        self.answers = self.script.answers = {}
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
@@ -122,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.engine.check()
             if isinstance(answer, Admitted):
                 self.requests[wanted.request_id] = wanted
+                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT)[0]
             else:
                 assert isinstance(answer, Rejected)
                 assert answer.status in (400, 429)

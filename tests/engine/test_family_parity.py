@@ -91,6 +91,33 @@ def test_retraction_in_mid_answer_changes_nothing(checked: tuple[Checked, str]) 
         torch.testing.assert_close(got.logits, expected.logits, **TOLERANCE)
 
 
+def test_drafts_are_checked_by_the_logits_of_plain_decoding(checked: tuple[Checked, str]) -> None:
+    """Right guesses, four a step: every logit is what transformers has for that place, rotary positions and all."""
+    family, case = checked
+    request, expected = family.expected(case)
+    for chunk in (4096, 11):
+        got = family.answer(request, chunk=chunk, drafts=expected.ids)
+        assert got.ids == expected.ids
+        torch.testing.assert_close(got.logits, expected.logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("way", ["batched", "retracted"])
+@pytest.mark.parametrize(("chunk", "late"), [(12, False), (4096, False), (12, True)], ids=["12", "4096", "12-late"])
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_wrong_and_right_drafts_change_no_token(
+    family: str, prefix_cache: bool, chunk: int, late: bool, way: str, load: Load
+) -> None:
+    checked = load(family)
+    cases = [case for case in CASES if checked.shows(case) and case != "picture after long text"]
+    expected = {case: checked.expected(case)[1].ids for case in cases}
+    engine = checked.engine(chunk=chunk, prefix_cache=prefix_cache, script=expected, accuracy=0.7, late=late)
+    for case in cases:
+        engine.submit(checked.expected(case)[0], pixels_of)
+    assert run(engine, retract_after=(2, 3, 7) if way == "retracted" else ()) == expected
+    assert engine.speculator.drafted["replay"] > engine.speculator.accepted["replay"] > 0
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_is_the_same_at_every_chunk_size(family: str, load: Load) -> None:
     checked = load(family)

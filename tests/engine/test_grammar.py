@@ -184,7 +184,7 @@ def test_special_tokens_pass_only_as_an_end(tiny_model: Path, tokenizer: Tokeniz
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     for text in (compiled("regex", "(.|\n)*"), compiled("json_schema", {"type": "string"}), "start: <[0-6]>"):
         state = grammars.begin(text)
-        bits = np.unpackbits(grammars.masks([Wanted(state, ENDS, False)])[0].words().view(np.uint8), bitorder="little")
+        bits = np.unpackbits(grammars.masks([Wanted(state, ENDS, 0)])[0][0].words().view(np.uint8), bitorder="little")
         allowed = set(np.nonzero(bits)[0].tolist())
         if state.failure is None:
             assert allowed & special <= set(ENDS)
@@ -194,7 +194,7 @@ def test_special_tokens_pass_only_as_an_end(tiny_model: Path, tokenizer: Tokeniz
 def test_a_vocabulary_wider_than_the_tokenizer_keeps_its_padding_out(tiny_model: Path, tokenizer: Tokenizer) -> None:
     size = tokenizer.get_vocab_size()
     grammars = Grammars(str(tiny_model), size + 77)
-    words = grammars.masks([Wanted(grammars.begin(compiled("regex", "(.|\n)*")), ENDS, False)])[0].words()
+    words = grammars.masks([Wanted(grammars.begin(compiled("regex", "(.|\n)*")), ENDS, 0)])[0][0].words()
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     assert len(bits) >= size + 77
     assert bits[:size].sum() > 400

@@ -185,6 +185,15 @@ def test_a_context_beyond_the_model_is_refused(folder: Path) -> None:
         _load(folder, max_context=2000)
 
 
+@pytest.mark.parametrize("source", ["ngram", "echo", "grammar", "habit"])
+def test_a_source_of_guesses_is_refused_where_nothing_is_guessed(
+    source: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ModelError, match=f"speculation is {source}.* on a GPU yet"):
+        load_runner(EngineConfig(str(folder), device="cuda", speculation=source))
+
+
 def test_the_pool_is_chosen_from_memory_when_nothing_is_asked_for(folder: Path) -> None:
     assert 1 < _load(folder, kv_tokens=0).num_slots <= 65_537
 

@@ -8,7 +8,7 @@ import pytest
 
 from preprocess.wire import EngineRequest
 from tests.engine.driving import Driver, picture, request
-from tests.engine.fake_runner import FakeRunner, reference
+from tests.engine.fake_runner import FakeRunner, LateRunner, reference
 
 TEXT = [1, 2, 3, 4, 5, 6]
 
@@ -61,11 +61,17 @@ def three_axis_requests() -> list[EngineRequest]:
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("way", ["alone", "batched", "retracted", "repeated"])
-def test_tokens_are_those_of_the_reference(build: object, prefix_cache: bool, chunk: int, way: str) -> None:
+@pytest.mark.parametrize("make", [FakeRunner, LateRunner])
+@pytest.mark.parametrize("drafts", [0, 1, 7], ids=["plain", "drafts-1", "drafts-7"])
+def test_tokens_are_those_of_the_reference(
+    make: type[FakeRunner], build: object, prefix_cache: bool, chunk: int, way: str, drafts: int
+) -> None:
     assert callable(build)
     requests: list[EngineRequest] = build()
-    runner = FakeRunner(num_slots=61 if way == "retracted" else 513)
+    runner = make(num_slots=61 if way == "retracted" else 513)
     driver = Driver(runner, max_batched_tokens=chunk, prefix_cache=prefix_cache, vision_cache_tokens=17)
+    if drafts:
+        driver.draft(0.7, drafts).answers = {wanted.request_id: reference(wanted)[0] for wanted in requests}
     if way == "alone":
         for wanted in requests:
             driver.run(wanted)
@@ -79,11 +85,13 @@ def test_tokens_are_those_of_the_reference(build: object, prefix_cache: bool, ch
         while driver.engine.has_work:
             driver.step()
             running = [sequence for sequence in driver.engine.scheduler.running if sequence.num_retracted < 2]
-            if way == "retracted" and running and len(runner.steps) % 11 == 0:
+            if way == "retracted" and running and len(runner.steps) % 5 == 0:
                 driver.engine.scheduler.retract(running[0])
                 driver.engine.check()
         driver.finish()
     assert (way != "retracted") or driver.engine.stats().num_retracted
+    accepted = driver.engine.speculator.accepted["replay"]
+    assert accepted > 0 if drafts and chunk >= 16 else drafts or not accepted
     for wanted in requests:
         told = driver.told[wanted.request_id]
         assert (told.ids, told.reason) == reference(wanted)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -330,6 +331,17 @@ def test_text_stops_at_once_and_the_finish_waits_for_the_engine(detokenizer: Det
     )
     assert stops == []
     assert (deltas[0].text, deltas[0].token_ids, deltas[0].stop_reason) == ("", [], "END")
+
+
+def test_predictions_behind_a_stop_string_are_not_counted(detokenizer: Detokenizer, tokenizer: Any) -> None:
+    """All tokens come in one step, most of them guessed ahead; the string ends among them."""
+    ids = tokenizer.encode("one two. three four").ids
+    detokenizer.start(OutputStart("r", TextOptions(stop=["two."])))
+    told = msgspec.structs.replace(usage(len(ids)), accepted_prediction_tokens=len(ids) - 1)
+    (delta,), _ = detokenizer.feed(TokenEvents([TokenEvent("r", 0, ids, [], "length", None, told)]))
+    assert delta.usage is not None
+    assert (delta.text, delta.finish_reason) == ("one ", "stop")
+    assert delta.usage.accepted_prediction_tokens == delta.usage.completion_tokens < len(ids) - 1
 
 
 def test_a_stop_string_of_half_characters(detokenizer: Detokenizer, tokenizer: Any) -> None:

@@ -37,7 +37,7 @@ WORDS = ("A ", "small ", "red ", "square ", "on ", "white.")
 
 
 def usage(num_tokens: int) -> Usage:
-    return Usage(20, num_tokens, 4, 16, queue_ms=1, vision_ms=2, prefill_ms=3, decode_ms=4)
+    return Usage(20, num_tokens, 4, 16, 1, 2, 3, 4, accepted_prediction_tokens=3, rejected_prediction_tokens=2)
 
 
 @dataclass

@@ -42,6 +42,7 @@ def test_a_raw_picture_is_described(client, service):
             "completion_tokens": 6,
             "total_tokens": 26,
             "prompt_tokens_details": {"cached_tokens": 4, "image_tokens": 16},
+            "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2},
         },
     }
     assert timings.pop("total_ms") >= timings.pop("ttft_ms") > 0

@@ -51,6 +51,7 @@ def test_a_plain_question_is_answered(client, service):
         "completion_tokens": 6,
         "total_tokens": 26,
         "prompt_tokens_details": {"cached_tokens": 4, "image_tokens": 16},
+        "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2},
     }
     assert service.last == (
         [Message("user", [TextPart("hello")])],

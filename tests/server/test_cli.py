@@ -161,3 +161,16 @@ def test_an_answer_that_cannot_be_written_is_one_line(tiny_model, tmp_path):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+def test_prebuild_has_nothing_to_do_on_a_cpu(tiny_model):
+    result = run("prebuild", "--model", str(tiny_model), "--device", "cpu", "--kv-tokens", "100")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "nothing to compile" in result.stdout
+
+
+def test_prebuild_refuses_what_a_start_would_refuse(tiny_model):
+    result = run("prebuild", "--model", str(tiny_model), "--device", "cpu", "--max-context", "999999999")
+    assert result.returncode != 0
+    assert "max" in result.stderr
+    assert "Traceback" not in result.stderr

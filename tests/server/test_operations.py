@@ -26,6 +26,9 @@ STATS = EngineStats(
     vision_queries=8,
     vision_hits=6,
     vision_cache_bytes=4096,
+    drafted_echo=70,
+    accepted_echo=65,
+    accepted_grammar=9,
 )
 
 
@@ -145,6 +148,10 @@ def test_the_engines_report_is_shown_under_vllms_names(client, service):
     assert seen["vllm:prefix_cache_hits_total",] == 300
     assert seen["vllm:mm_cache_queries_total",] == 8
     assert seen["vllm:mm_cache_hits_total",] == 6
+    assert seen["vllm:spec_decode_num_draft_tokens_total", "echo"] == 70
+    assert seen["vllm:spec_decode_num_draft_tokens_total", "ngram"] == 0
+    assert seen["vllm:spec_decode_num_accepted_tokens_total", "echo"] == 65
+    assert seen["vllm:spec_decode_num_accepted_tokens_total", "grammar"] == 9
     assert seen["beholder_engine_steps_total",] == 10
     assert seen["beholder_vision_cache_bytes",] == 4096
     assert seen["beholder_arena_used_bytes",] == 1024
@@ -167,6 +174,7 @@ def test_totals_stay_monotonic_when_the_engine_restarts():
     restarted = msgspec.structs.replace(STATS, num_steps=1, prompt_tokens=20, generated_tokens=60)
     assert totals.update(restarted)["prompt_tokens"] == 520
     assert totals.update(restarted)["generated_tokens"] == 120
+    assert totals.update(restarted)["accepted_echo"] == 130
     assert totals.update(None)["prompt_tokens"] == 520
 
 

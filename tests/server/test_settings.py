@@ -20,9 +20,18 @@ def test_defaults_agree_with_the_configs_that_they_fill():
     on_gpu = Settings(device="cuda")
     assert on_gpu.engine_config() == EngineConfig(model="", device="cuda")
     assert on_gpu.preprocess_config() == PreprocessConfig(model="")
-    assert Settings().engine_config() == EngineConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
-    assert Settings().preprocess_config() == PreprocessConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
+    on_cpu = Settings(device="cpu")
+    assert on_cpu.engine_config() == EngineConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
+    assert on_cpu.preprocess_config() == PreprocessConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
     assert Settings(max_picture_tokens=9).preprocess_config().largest == PictureBound(9)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_device_left_open_is_looked_for(monkeypatch: pytest.MonkeyPatch, found: bool):
+    monkeypatch.setattr("server.settings.has_gpu", lambda: found)
+    config = Settings().engine_config()
+    assert config.device == "auto"
+    assert config.largest == PictureBound(0, 0 if found else CPU_ENCODER_OPERATIONS)
 
 
 def test_command_line_beats_environment_beats_default():

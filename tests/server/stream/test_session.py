@@ -130,7 +130,14 @@ def test_manual_waits_to_be_asked_and_takes_the_newest_frame(driven: Driven) -> 
     driven.deltas("A ", "cat.")
     (done,) = driven.of("response.done")
     assert (done["status"], done["text"], done["metadata"]) == ("completed", "A cat.", {"k": "v"})
-    assert done["usage"] == {"input_tokens": 20, "image_tokens": 16, "cached_tokens": 4, "output_tokens": 2}
+    assert done["usage"] == {
+        "input_tokens": 20,
+        "image_tokens": 16,
+        "cached_tokens": 4,
+        "output_tokens": 2,
+        "accepted_prediction_tokens": 1,
+        "rejected_prediction_tokens": 5,
+    }
     assert driven.dropped == {"replaced": 1}
     assert driven.session.mailbox.captioned == 1
 

@@ -1,0 +1,249 @@
+"""Attention with FlashInfer's paged kernels on NVIDIA GPUs (Ye et al. 2025, arXiv:2501.01005), page size 1.
+
+One compiled kernel, the batched prefill with tensor cores, does everything: chunks, decode rows, and both in one batch.
+A step is planned once, on the host; every layer then runs by that plan. Its module is called directly, since the
+library's wrappers copy buffers at every plan that we keep in place, and would plan a captured step by the size they
+were made with.
+
+    plan       host: lengths ─▶ tiles and splits ─▶ pinned ─▶ device workspace (behind everything in flight)
+    captured   the same, but grids are padded to what the step's size may ever need, so that a graph can be replayed
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.attention.backend import Segment
+from engine.gpu.ops import gather_slots
+
+HEAD_DIMS: Final = (64, 128, 256)
+"""Sizes of heads that the kernels are made for."""
+
+ENOUGH_TILES: Final = 96
+"""So many blocks of 128 queries, by key head, keep the device busy without splitting their keys."""
+
+_FLOAT_BYTES: Final = 384 << 20
+_INT_BYTES: Final = 8 << 20
+_PLAN_BYTES: Final = 128 << 10
+_IN_FLIGHT: Final = 4
+"""Pinned workspaces in rotation: one may be written again once the plan that it held has been copied."""
+_CAUSAL: Final = 1
+_NHD: Final = 0
+
+
+def is_usable(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether FlashInfer is installed and has kernels for this type and size of heads."""
+    usable = dtype in (torch.bfloat16, torch.float16) and head_dim in HEAD_DIMS
+    return usable and importlib.util.find_spec("flashinfer") is not None
+
+
+def load_module(dtype: torch.dtype, head_dim: int) -> Any:
+    """The kernel, compiled where it is not cached: that takes about twenty seconds."""
+    from flashinfer.jit.attention import gen_batch_prefill_module
+
+    spec = gen_batch_prefill_module("fa2", dtype, dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False)
+    return spec.build_and_load()
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A step's rows, on the host: int32 (rows + 1,) offsets of their new tokens and of their keys."""
+
+    query: NDArray[np.int32]
+    keys: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, new: NDArray[np.int32], total: NDArray[np.int32]) -> Lengths:
+        """From how many tokens each row computes, and how many it then has."""
+        return cls(_offsets(new), _offsets(total))
+
+
+class Workspace:
+    """What one plan is kept in: device memory that the kernels read, and pinned memory that it is copied from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.ints = torch.empty(_INT_BYTES, dtype=torch.uint8, device=device)
+        self._pinned = [torch.empty(_INT_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_IN_FLIGHT)]
+        self._copied: list[torch.cuda.Event] = [
+            torch.cuda.Event()  # type: ignore[no-untyped-call]
+            for _ in range(_IN_FLIGHT)
+        ]
+        self._next = 0
+
+    def take(self) -> torch.Tensor:
+        """Pinned memory that nothing in flight reads."""
+        self._copied[self._next].synchronize()
+        return self._pinned[self._next]
+
+    def planned(self) -> None:
+        """The copy out of what `take` gave has been launched."""
+        self._copied[self._next].record()
+        self._next = (self._next + 1) % _IN_FLIGHT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartPlan:
+    """Tokens `first` … `first + count - 1` of a step. int32 on the device: offsets of each row's new tokens and of its
+    keys, and the slots of all keys, row by row.
+    """
+
+    first: int
+    count: int
+    workspace: Workspace
+    info: Any
+    queries: torch.Tensor
+    keys: torch.Tensor
+    slots: torch.Tensor
+
+
+class StepPlan:
+    """See `AttentionPlan`.
+
+    Args:
+        backend: Whose kernels run.
+        slots: int32 (tokens,), where the step's keys and values go.
+        parts: Cover the step's tokens, each planned by itself.
+        pad: Whether there may be tokens that no row of theirs holds; attention gives zeros there.
+    """
+
+    def __init__(
+        self, backend: FlashInferAttention, slots: torch.Tensor, parts: Sequence[PartPlan], *, pad: bool = False
+    ) -> None:
+        self.slots = slots
+        self._backend = backend
+        self._parts = parts
+        self._pad = pad
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """See `AttentionPlan.attend`."""
+        self._backend.pool[layer].index_copy_(0, self.slots.long(), key_value)
+        return self.read(layer, query)
+
+    def read(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attention alone: the step's keys and values are in the pool. (tokens, heads, dim) → (tokens, heads * dim)."""
+        make = torch.zeros if self._pad else torch.empty
+        out = make(query.shape, dtype=query.dtype, device=query.device)
+        for part in self._parts:
+            stop = part.first + part.count
+            self._backend.run(layer, part, query[part.first : stop], out[part.first : stop])
+        return out.flatten(1)
+
+
+class FlashInferAttention:
+    """See `AttentionBackend`.
+
+    Args:
+        pool: (layers, slots, 2, kv_heads, head_dim), bfloat16 or float16.
+        slot_table: (rows, positions) int32.
+        num_heads: Query heads.
+    """
+
+    def __init__(self, pool: torch.Tensor, slot_table: torch.Tensor, num_heads: int) -> None:
+        device = pool.device
+        self.pool = pool
+        self.slot_table = slot_table
+        self.num_heads = num_heads
+        self.num_kv_heads, self.head_dim = pool.shape[3:]
+        self.scale = 1 / math.sqrt(self.head_dim)
+        self.module = load_module(pool.dtype, self.head_dim)
+        # (slots, 1, kv_heads, head_dim) each: a page of one token.
+        self.caches = [(layer[:, 0].unsqueeze(1), layer[:, 1].unsqueeze(1)) for layer in pool]
+        self.floats = torch.empty(_FLOAT_BYTES, dtype=torch.uint8, device=device)
+        self.ones = torch.ones(slot_table.shape[0] + 1, dtype=torch.int32, device=device)
+        self._workspace = Workspace(device)
+
+    def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:
+        """See `AttentionBackend.plan`."""
+        lengths = Lengths.of(
+            np.array([segment.length for segment in segments], np.int32),
+            np.array([segment.start + segment.length for segment in segments], np.int32),
+        )
+        device = self.pool.device
+        rows = len(segments)
+        packed = np.concatenate((lengths.query, lengths.keys, [segment.table_row for segment in segments]))
+        on_device = torch.from_numpy(packed.astype(np.int32)).pin_memory().to(device, non_blocking=True)
+        query, keys, table_rows = on_device[: rows + 1], on_device[rows + 1 : -rows], on_device[-rows:]
+        token_rows = table_rows
+        if len(positions) > rows:
+            token_rows = table_rows.repeat_interleave(query.diff(), output_size=len(positions))
+        indices = torch.empty(int(lengths.keys[-1]), dtype=torch.int32, device=device)
+        gather_slots(self.slot_table, table_rows, keys, indices)
+        info = self.schedule(lengths, self._workspace)
+        slots = self.slot_table[token_rows, positions]
+        return StepPlan(self, slots, [PartPlan(0, len(positions), self._workspace, info, query, keys, indices)])
+
+    def run(self, layer: int, part: PartPlan, query: torch.Tensor, out: torch.Tensor) -> None:
+        """One layer's attention of a part, (tokens, heads, dim) each."""
+        keys, values = self.caches[layer]
+        self.module.paged_run(
+            self.floats,
+            part.workspace.ints,
+            part.info,
+            query,
+            keys,
+            values,
+            part.queries,
+            part.keys,
+            part.slots,
+            self.ones[: len(part.keys) - 1],
+            out,
+            None,  # no log-sum-exp
+            _CAUSAL,
+            _NHD,
+            -1,  # no window
+            False,  # no programmatic dependent launch
+            *[None] * 8,  # masks, slopes, prefixes, scales
+            0.0,  # no soft cap
+            self.scale,
+            1.0,  # rotation inside the kernel, which is not used
+            1e-4,
+            0,
+        )
+
+    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0) -> Any:
+        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
+        key_lengths = np.diff(lengths.keys)
+        tokens = padded_tokens or int(lengths.query[-1])
+        is_whole = -(-tokens * (self.num_heads // self.num_kv_heads) // 128) * self.num_kv_heads >= ENOUGH_TILES
+        pinned = workspace.take()
+        if is_whole and padded_tokens:
+            # Without splits nobody tells the tiles that padding adds to stop: they do tile 0 again.
+            pinned[:_PLAN_BYTES].zero_()
+        info = self.module.plan(
+            self.floats,
+            workspace.ints,
+            pinned,
+            torch.from_numpy(lengths.query),
+            torch.from_numpy(lengths.keys),
+            torch.from_numpy(key_lengths),
+            tokens,
+            len(key_lengths),
+            self.num_heads,
+            self.num_kv_heads,
+            1,
+            padded_tokens > 0,
+            self.head_dim,
+            self.head_dim,
+            True,
+            -1,
+            -1,
+            is_whole,  # splitting keys costs a pass that puts results together again
+            0,
+            0,
+        )
+        workspace.planned()
+        return info
+
+
+def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -1,0 +1,120 @@
+"""The decoder's forward in fused kernels: what `engine.models.decoder` computes, in ten launches a layer.
+
+    x ─▶ add + norm ─▶ qkv ─▶ QK-norm + rotation + KV write ─▶ attention ─▶ out ─▶ add + norm ─▶ mlp ─▶ …
+
+A layer's last sum is made by the next layer's first kernel, so `delta` travels beside the residual stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.flashinfer_backend import StepPlan
+from engine.gpu.experts import run_experts
+from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
+from engine.gpu.skinny import GATE_UP, TO_RESIDUAL, add_parts_rms_norm, is_skinny, skinny, skinny_gate_up
+from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
+from engine.models.experts import Experts
+from preprocess.blocks.linear import Linear
+from preprocess.blocks.norm import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """`DeepStack` for all tokens from `first` on, zeros where there is nothing to see: taps (taps, tokens, hidden)."""
+
+    first: int
+    taps: torch.Tensor
+
+
+class FusedDecoder:
+    """A loaded decoder's weights, run through the GPU's kernels.
+
+    Args:
+        model: The decoder, in bfloat16 or float16 on the device.
+        pool: (layers, slots, 2, kv_heads, head_dim).
+    """
+
+    def __init__(self, model: Decoder, pool: torch.Tensor) -> None:
+        self.model = model
+        self._pool = pool.unbind(0)
+
+    def logits(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan,
+        deepstack: DeepStack | Shown | None = None,
+        ends: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Embeddings (tokens, hidden) → float32 logits (rows, vocab) of the tokens `ends`, or of all.
+
+        `x` is changed. `positions` as in `Decoder.forward`.
+        """
+        model = self.model
+        rotation = model.rope.at(positions)
+        num_taps = 0 if deepstack is None else len(deepstack.taps)
+        delta: torch.Tensor | None = None
+        for layer in model.layers:
+            delta = self._layer(layer, x, delta, rotation, plan)
+            if layer.index < num_taps:
+                assert deepstack is not None
+                if isinstance(deepstack, Shown):
+                    x[deepstack.first :] += deepstack.taps[layer.index]
+                else:
+                    x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
+        assert delta is not None
+        if ends is not None:
+            x, delta = x.index_select(0, ends), delta.index_select(-2, ends)
+        return model.head.wide(_add_norm(delta, x, model.norm))
+
+    def _layer(
+        self,
+        layer: DecoderLayer,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        plan: StepPlan,
+    ) -> torch.Tensor:
+        """Adds `delta` and the layer's attention to `x` in place; returns what its MLP adds.
+
+        What is added is (tokens, hidden), or float32 parts (splits, tokens, hidden) of it.
+        """
+        normed = _add_norm(delta, x, layer.attention_norm)
+        qkv = layer.qkv(normed).view(len(x), -1, layer.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
+        query = rotate_and_write(
+            qkv,
+            rotation,
+            plan.slots,
+            self._pool[layer.index],
+            num_kv_heads=layer.num_kv_heads,
+            norm_weight=None if layer.qk_norm is None else layer.qk_norm.weight,
+            eps=0.0 if layer.qk_norm is None else layer.qk_norm.eps,
+        )
+        attended = _to_residual(plan.read(layer.index, query), layer.out)
+        normed = _add_norm(attended, x, layer.mlp_norm)
+        if isinstance(layer.mlp, GatedMLP):
+            gate_up = layer.mlp.gate_up
+            if is_skinny(normed, gate_up.inputs):
+                activated = skinny_gate_up(normed, gate_up.weight, GATE_UP)
+            else:
+                activated = silu_mul(gate_up(normed))
+            return _to_residual(activated, layer.mlp.down)
+        assert isinstance(layer.mlp, Experts)
+        return run_experts(layer.mlp, normed)
+
+
+def _to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """A product whose result is added to the residual stream, in parts where rows are few."""
+    if linear.bias is None and is_skinny(x, linear.inputs):
+        return skinny(x, linear.weight, None, TO_RESIDUAL)
+    return linear(x)
+
+
+def _add_norm(added: torch.Tensor | None, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    """Adds what a product gave to `x` in place, and normalises it."""
+    if added is not None and added.dim() == 3:
+        return add_parts_rms_norm(added, x, norm.weight, norm.eps)
+    return add_rms_norm(added, x, norm.weight, norm.eps)

@@ -1,0 +1,168 @@
+"""Triton kernels, without their launches: `engine.gpu.ops` and `engine.gpu.sampling` wrap them in typed functions.
+
+All arithmetic is float32 whatever the tensors' type; what is stored is rounded once. Tensors are contiguous.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_rms_norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """residual += x where ADD; out = residual / rms(residual) * weight. One program a row."""
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    value = tl.load(residual + row + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + row + columns, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_and_write(
+    qkv,
+    weight,
+    cosines,
+    sines,
+    slots,
+    pool,
+    num_heads,
+    num_kv_heads,
+    angle_stride,
+    eps,
+    NORM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """QK-norm where NORM, rotation of queries (in place) and keys, and keys and values into the pool's slots.
+
+    One program a token and block of HEADS heads, all of them queries, or keys, or values. `sines` are signed, see
+    `preprocess.blocks.rope.Rope`. qkv (tokens, heads + 2 kv_heads, 2 HALF); weight (heads + kv_heads, 2 HALF);
+    pool (slots, 2, kv_heads, 2 HALF).
+    """
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * HEADS
+    heads = first + tl.arange(0, HEADS)
+    columns = tl.arange(0, BLOCK)
+    inside = (columns < HALF)[None, :]
+    source = qkv + (token * (num_heads + 2 * num_kv_heads) + heads[:, None]) * (2 * HALF) + columns[None, :]
+    low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    if first < num_heads + num_kv_heads:
+        if NORM:
+            square = tl.sum(low * low + high * high, 1) / (2 * HALF)
+            scale = tl.rsqrt(square + eps)[:, None]
+            gains = weight + heads[:, None] * (2 * HALF) + columns[None, :]
+            low_gain = tl.load(gains, mask=inside, other=0.0).to(tl.float32)
+            high_gain = tl.load(gains + HALF, mask=inside, other=0.0).to(tl.float32)
+            low = (low * scale * low_gain).to(qkv.dtype.element_ty).to(tl.float32)
+            high = (high * scale * high_gain).to(qkv.dtype.element_ty).to(tl.float32)
+        angle = token * angle_stride + columns
+        low_cos = tl.load(cosines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+        high_cos = tl.load(cosines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+        low_sin = tl.load(sines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+        high_sin = tl.load(sines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+        turned = low * low_cos + high * low_sin
+        high = high * high_cos + low * high_sin
+        low = turned
+    target = source
+    if first >= num_heads:
+        slot = tl.load(slots + token).to(tl.int64)
+        target = pool + (slot * (2 * num_kv_heads) + heads[:, None] - num_heads) * (2 * HALF) + columns[None, :]
+    tl.store(target, low.to(qkv.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, high.to(qkv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+    """out = silu(gate) * up, gate and up side by side in rows of 2 width. One program a row and block of columns."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gather_slots(table, table_rows, indptr, out, positions_per_row, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """out[indptr[r]:indptr[r + 1]] = the first slots of table[table_rows[r]]. PARTS programs a row."""
+    row = tl.program_id(0)
+    begin = tl.load(indptr + row)
+    length = tl.load(indptr + row + 1) - begin
+    source = table + tl.load(table_rows + row).to(tl.int64) * positions_per_row
+    at = tl.program_id(1) * BLOCK
+    while at < length:
+        columns = at + tl.arange(0, BLOCK)
+        inside = columns < length
+        tl.store(out + begin + columns, tl.load(source + columns, mask=inside), mask=inside)
+        at += PARTS * BLOCK
+
+
+@triton.jit
+def decode_inputs(
+    ids, table_rows, positions, future, table, token_ids, slots, count, positions_per_row, BLOCK: tl.constexpr
+):
+    """Rows of one token: its id, from `future` where `ids` says -1, and the slot that its position has."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < count
+    given = tl.load(ids + rows, mask=inside, other=0)
+    table_row = tl.load(table_rows + rows, mask=inside, other=0).to(tl.int64)
+    drawn = tl.load(future + table_row, mask=inside, other=0)
+    tl.store(token_ids + rows, tl.where(given < 0, drawn, given), mask=inside)
+    position = tl.load(positions + rows, mask=inside, other=0)
+    slot = tl.load(table + table_row * positions_per_row + position, mask=inside, other=0)
+    tl.store(slots + rows, slot, mask=inside)
+
+
+@triton.jit
+def gumbel(keys, token_ids):
+    """The noise of `engine.sampling.gumbel_noise`: uint64 keys and ids → float32. log1p after Kahan."""
+    hashed = token_ids * 0x9E3779B97F4A7C15 + keys
+    hashed = (hashed ^ (hashed >> 30)) * 0xBF58476D1CE4E5B9
+    hashed = (hashed ^ (hashed >> 27)) * 0x94D049BB133111EB
+    bits = (hashed ^ (hashed >> 31)) >> 24
+    uniform = (bits.to(tl.int64).to(tl.float32) + 0.5) * 9.094947017729282e-13
+    uniform = tl.minimum(uniform, 0.99999994)
+    rest = 1.0 - uniform
+    exponential = tl.where(rest == 1.0, uniform, tl.log(rest) * (uniform / (rest - 1.0)))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def draw_blocks(logits, temperatures, keys, best, best_ids, vocab, num_blocks, BLOCK: tl.constexpr):
+    """The largest of logit / temperature + noise in each block of a row's vocabulary; temperature 0: of the logits."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < vocab
+    value = tl.load(logits + row.to(tl.int64) * vocab + ids, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(value == value, value, -1e30)
+    value = tl.minimum(tl.maximum(value, -1e30), 1e30)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+        value = value / temperature + gumbel(key, ids.to(tl.uint64))
+    value = tl.where(inside, value, -float("inf"))
+    largest, index = tl.max(value, 0, return_indices=True)
+    tl.store(best + row * num_blocks + block, largest)
+    tl.store(best_ids + row * num_blocks + block, block * BLOCK + index)
+
+
+@triton.jit
+def draw_rows(best, best_ids, tokens, future, table_rows, num_blocks, BLOCK: tl.constexpr):
+    """The id of the largest of each row's blocks, for the host and for the next step."""
+    row = tl.program_id(0)
+    blocks = tl.arange(0, BLOCK)
+    value = tl.load(best + row * num_blocks + blocks, mask=blocks < num_blocks, other=-float("inf"))
+    _, index = tl.max(value, 0, return_indices=True)
+    token = tl.load(best_ids + row * num_blocks + index).to(tl.int64)
+    tl.store(tokens + row, token)
+    tl.store(future + tl.load(table_rows + row), token)

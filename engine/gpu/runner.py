@@ -1,0 +1,253 @@
+"""Runs the model on an NVIDIA GPU and never waits between steps: `launch` sends a step's work and returns at once.
+
+Steps are graph replays; those larger than any captured one run kernel by kernel. All go through one stream, so that
+each step sees what the last one wrote. A drawn token stays on the device, where the next step reads it
+(`FUTURE_TOKEN`), and is copied out behind an event for whoever asks for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from engine.attention.backend import Segment
+from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
+from engine.gpu.encoder_graphs import EncoderGraphs
+from engine.gpu.forward import FusedDecoder
+from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
+from engine.gpu.step_graphs import StepGraphs, StepRows
+from engine.models.decoder import Decoder, DeepStack
+from engine.runner import DUMMY_SLOT, TorchRunner, VisionEncoder
+from engine.sampling import noise_key, sample
+from preprocess.wire import SamplingParams
+
+MOST_PROMPT_TOKENS: Final = 4096
+"""Tokens of prompts in one captured step; larger steps run kernel by kernel."""
+
+
+class CudaFlight:
+    """A step that has been launched. Its tokens: known already, or on their way out of the device.
+
+    Args:
+        tokens: int64, of all samples of the step.
+        picks: Which of those each row with `sampling` is.
+        known: By index among these rows, what the host has drawn already.
+    """
+
+    def __init__(self, tokens: torch.Tensor, picks: list[int], known: dict[int, SampledToken]) -> None:
+        self._picks = picks
+        self._known = known
+        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._tokens.copy_(tokens, non_blocking=True)
+        self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def result(self) -> list[SampledToken]:
+        """See `engine.batch.Flight.result`."""
+        self._copied.synchronize()
+        token_ids: list[int] = self._tokens.tolist()
+        known = self._known
+        return [known.get(index) or SampledToken(token_ids[pick]) for index, pick in enumerate(self._picks)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The rows of a step that sample, in order: their places in the slot table, how they sample, which samples they
+    are.
+    """
+
+    places: list[int]
+    sampling: list[RowSampling]
+    picks: list[int]
+
+
+class CudaRunner(TorchRunner):
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        encoder: VisionEncoder,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(
+            model,
+            encoder,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            max_rows=max_rows,
+            dtype=dtype,
+            device=device,
+        )
+        table = torch.full((max_rows + 1, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
+        self.slot_table = table[:max_rows]
+        self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
+        self._decoder = FusedDecoder(model, self.kv_pool)
+        self.graphs: StepGraphs | None = StepGraphs(
+            self._decoder,
+            self._attention,
+            table,
+            self._future,
+            num_taps=encoder.num_taps,
+            most_tokens=min(MOST_PROMPT_TOKENS, max_positions),
+        )
+        self._encoder_graphs = EncoderGraphs(encoder)
+
+    def warm_up(self) -> None:
+        """See `Runner.warm_up`; graphs are captured here."""
+        assert self.graphs is not None
+        super().warm_up()
+        self.graphs.capture()
+        super().warm_up()
+        drawn = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
+        self.step([Row(0, 0, [0], drawn)])
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """See `Runner.encode`."""
+        if not pixels:
+            return []
+        sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
+        return self._encoder_graphs(sent)
+
+    def step(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """See `Runner.step`."""
+        return self.launch(rows).result()
+
+    @torch.inference_mode()
+    def launch(self, rows: Sequence[Row]) -> CudaFlight:
+        """See `engine.batch.OverlappedRunner.launch`."""
+        places = [row.table_row for row in rows if row.sampling is not None]
+        sampling = [row.sampling for row in rows if row.sampling is not None]
+        sorted_rows = StepRows.of(rows)
+        if self.graphs is not None and self.graphs.fits(sorted_rows):
+            result = self.graphs.run(sorted_rows)
+            wanted = _Wanted(places, sampling, result.picks)
+            logits, tokens = result.logits, result.tokens
+        else:
+            wanted = _Wanted(places, sampling, list(range(len(places))))
+            logits = self.logits(rows)
+            tokens = self._draw(logits, wanted)
+        return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted))
+
+    def _draw(self, logits: torch.Tensor, wanted: _Wanted) -> torch.Tensor:
+        """Greedy and plain draws of all rows, int64 (rows,)."""
+        count = len(wanted.places)
+        tokens = torch.empty(count, dtype=torch.int64, device=self.device)
+        if count:
+            staged = np.empty((4, count), np.int32)
+            staged[:2] = (
+                np.array([noise_key(row) for row in wanted.sampling], np.int64).view(np.int32).reshape(2, count)
+            )
+            staged[2] = np.array([temperature_of(row.params) for row in wanted.sampling], np.float32).view(np.int32)
+            staged[3] = wanted.places
+            sent = torch.from_numpy(staged).pin_memory().to(self.device, non_blocking=True)
+            keys = sent[:2].view(-1).view(torch.int64)
+            draw(logits, sent[2].view(torch.float32), keys, tokens, self._future, sent[3])
+        return tokens
+
+    def _redraw(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: _Wanted) -> dict[int, SampledToken]:
+        """Draws again for rows whose draw is not plain, into `tokens` and the future; those that only the host can do
+        are waited for and returned.
+        """
+        odd = [index for index, row in enumerate(wanted.sampling) if not is_plain(row)]
+        if not odd:
+            return {}
+        bounded = [index for index in odd if is_bounded(wanted.sampling[index])]
+        hard = [index for index in odd if not is_bounded(wanted.sampling[index])]
+        known: dict[int, SampledToken] = {}
+        if bounded:
+            drawn = draw_bounded(logits[self._samples(bounded, wanted)], [wanted.sampling[index] for index in bounded])
+            self._replace(tokens, bounded, wanted, drawn)
+        if hard:
+            sampled = sample(logits[self._samples(hard, wanted)], [wanted.sampling[index] for index in hard])
+            known = dict(zip(hard, sampled, strict=True))
+            self._replace(tokens, hard, wanted, self._sent([token.token_id for token in sampled]))
+        return known
+
+    def _replace(self, tokens: torch.Tensor, indices: list[int], wanted: _Wanted, drawn: torch.Tensor) -> None:
+        tokens[self._samples(indices, wanted)] = drawn
+        self._future[self._sent([wanted.places[index] for index in indices])] = drawn
+
+    def _samples(self, indices: Sequence[int], wanted: _Wanted) -> torch.Tensor:
+        return self._sent([wanted.picks[index] for index in indices])
+
+    def _sent(self, values: Sequence[int]) -> torch.Tensor:
+        """int64 on the device, without waiting for it."""
+        return torch.tensor(values, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Runs the forward of a step kernel by kernel: float32 logits (rows with `sampling`, vocab), in order."""
+        lengths = [len(row.token_ids) for row in rows]
+        ends = np.cumsum(lengths, dtype=np.int64) - 1
+        total = int(ends[-1]) + 1
+        staged = np.empty((2, total), np.int64)  # ids, positions in the sequence
+        pictures: list[tuple[int, VisionRows]] = []  # (first token, what stands there)
+        first = 0
+        for row, length in zip(rows, lengths, strict=True):
+            staged[0, first : first + length] = row.token_ids
+            staged[1, first : first + length] = np.arange(row.start, row.start + length)
+            for part in row.vision:
+                staged[0, first + part.start : first + part.start + part.count] = 0  # may be ids above the vocabulary
+                pictures.append((first + part.start, part))
+            if row.token_ids[0] == FUTURE_TOKEN:
+                staged[0, first] = -1 - row.table_row
+            first += length
+        parts = [staged.reshape(-1)]
+        has_axes = self.model.config.rope.sections is not None
+        if has_axes:
+            parts.append(self._axes(rows, total).reshape(-1))
+        sampling_ends = ends[[row.sampling is not None for row in rows]]
+        parts.append(sampling_ends)
+        sent = torch.from_numpy(np.concatenate(parts)).pin_memory().to(self.device, non_blocking=True)
+        ids, positions = sent[:total], sent[total : 2 * total]
+        rotary = sent[2 * total : 5 * total].view(3, total) if has_axes else positions
+        if any(row.token_ids[0] == FUTURE_TOKEN for row in rows):
+            ids = torch.where(ids < 0, self._future[(-1 - ids).clamp(min=0)], ids)
+
+        hidden = self.model.embed(ids)  # (tokens, hidden)
+        width = hidden.shape[1]
+        embeddings = [(at, part.embeddings[part.first : part.first + part.count]) for at, part in pictures]
+        for at, rows_of in embeddings:
+            hidden[at : at + len(rows_of)] = rows_of.view(len(rows_of), -1)[:, :width]
+        segments = [Segment(row.table_row, row.start, length) for row, length in zip(rows, lengths, strict=True)]
+        plan = self._attention.plan(segments, positions)
+        if not len(sampling_ends):  # the last layer's results are nobody's, but its keys and values are
+            self._decoder.logits(hidden, rotary, plan, self._taps(embeddings), sent[:1] * 0)
+            return torch.empty((0, self.vocab_size), device=self.device)
+        return self._decoder.logits(
+            hidden, rotary, plan, self._taps(embeddings), sent[len(sent) - len(sampling_ends) :]
+        )
+
+    def _axes(self, rows: Sequence[Row], total: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """(3, tokens): rotary positions."""
+        axes = np.empty((3, total), np.int64)
+        first = 0
+        for row in rows:
+            stop = first + len(row.token_ids)
+            start = row.start + row.position_delta
+            axes[:, first:stop] = np.arange(start, start + stop - first) if row.positions is None else row.positions
+            first = stop
+        return axes
+
+    def _taps(self, pictures: Sequence[tuple[int, torch.Tensor]]) -> DeepStack | None:
+        """What the first layers add at vision tokens, given as (first token, embeddings)."""
+        if not pictures or not self.encoder.num_taps:
+            return None
+        tokens = torch.cat([torch.arange(at, at + len(part), device=self.device) for at, part in pictures])
+        width = self.model.config.hidden_size
+        taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (tokens, taps, hidden)
+        return DeepStack(tokens, taps.transpose(0, 1).contiguous())

@@ -1,0 +1,363 @@
+"""Whole steps as CUDA graphs: one replay for inputs, layers, logits and draws, decode rows and chunks of prompts alike.
+
+    tokens    │ decode rows, one token each │ padding │ chunk │ chunk │ … │ padding │
+              └────────── decode size ──────────────┘└──────── prompt size ────────┘
+
+A step's tokens fill up the next captured pair of sizes. Attention runs once over the decode rows and once over the
+chunks, each with tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind the last, so
+that it reads and writes the dummy slot alone, and nobody looks at what it draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, PartPlan, StepPlan, Workspace
+from engine.batch import Row, RowSampling
+from engine.gpu.forward import FusedDecoder, Shown
+from engine.gpu.ops import decode_inputs, gather_slots
+from engine.gpu.sampling import draw, temperature_of
+from engine.sampling import noise_key
+
+MOST_CHUNKS: Final = 16
+"""Chunks of prompts in a captured step."""
+
+
+def decode_sizes(most: int) -> list[int]:
+    """Captured numbers of decode rows: close together where a step is short, at most an eighth too large beyond."""
+    sizes = [size for size in (1, 2, 3, 4, 6, 8) if size < most]
+    size = 8
+    while size < most:
+        size += max(4, (size // 8) & ~3)
+        sizes.append(min(size, most))
+    return sizes if sizes and sizes[-1] == most else [*sizes, most]
+
+
+def sizes_beside(most: int) -> list[int]:
+    """Numbers of decode rows that are captured beside chunks: few, since chunks cost most of such a step."""
+    return [0, *sorted({min(size, most) for size in (8, 24, 64, 128, 256, 512) if size < 2 * most})]
+
+
+def prompt_sizes(most: int) -> list[int]:
+    """Captured numbers of tokens of chunks."""
+    sizes = [*range(64, 1025, 64), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
+    return [size for size in sizes if size <= most] or [most]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a step of some size has its inputs: offsets into one array of int32, and its numbers of rows.
+
+    Lines of `tokens`: ids, positions, places, three rotary axes, whether vision. Of `samples` (decode rows, then one
+    for each chunk): two for keys, then ends, places and temperatures.
+    """
+
+    decode: int
+    prompt: int
+    chunks: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step."""
+        return self.decode + self.prompt
+
+    @property
+    def samples(self) -> int:
+        """Rows that may draw a token."""
+        return self.decode + self.chunks
+
+    def cut(self, flat: Any) -> dict[str, Any]:
+        """Names for the parts of an array of `length` int32, numpy or torch."""
+        parts: dict[str, Any] = {}
+        at = 0
+        for name, count in (
+            ("keys", 2 * self.samples),
+            ("ends", self.samples),
+            ("sample_places", self.samples),
+            ("temperatures", self.samples),
+            ("ids", self.tokens),
+            ("positions", self.tokens),
+            ("places", self.tokens),
+            ("rotary", 3 * self.tokens),
+            ("is_vision", self.tokens),
+            ("decode_keys", self.decode + 1),
+            ("chunk_queries", self.chunks + 1),
+            ("chunk_keys", self.chunks + 1),
+            ("chunk_places", self.chunks),
+        ):
+            parts[name] = flat[at : at + count]
+            at += count + (-count) % 4  # 16 bytes, as int64 and vector loads like it
+        return parts
+
+    @property
+    def length(self) -> int:
+        """Of the array."""
+        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + self.decode + 3 * self.chunks + 32
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """A step in the order that graphs take: rows of one token that sample, then chunks. `order`: of the sampling rows,
+    which decode row or (after them) chunk each is.
+    """
+
+    decodes: list[Row]
+    chunks: list[Row]
+    order: list[tuple[bool, int]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> StepRows:
+        """Sort a step's rows."""
+        decodes: list[Row] = []
+        chunks: list[Row] = []
+        order = []
+        for row in rows:
+            is_decode = len(row.token_ids) == 1 and row.sampling is not None and not row.vision
+            kind = decodes if is_decode else chunks
+            if row.sampling is not None:
+                order.append((is_decode, len(kind)))
+            kind.append(row)
+        return cls(decodes, chunks, order)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(len(row.token_ids) for row in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step left on the device, until the next one: logits (samples, vocab) and tokens (samples,), and which of
+    the samples each row with `sampling` is.
+    """
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+    picks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    decode_plan: list[int]
+    chunk_plan: list[int]
+    logits: torch.Tensor
+    tokens: torch.Tensor
+
+
+class StepGraphs:
+    """Captures at start, replays at each step.
+
+    Args:
+        decoder: The model.
+        attention: Its attention.
+        table: int32 (rows + 1, positions): the slot table and one row more, of dummies.
+        future: int64 (rows + 1,): what was drawn last, by place in the table.
+        num_taps: DeepStack features behind a vision token's own.
+        most_tokens: Largest number of tokens of chunks that is captured.
+    """
+
+    def __init__(
+        self,
+        decoder: FusedDecoder,
+        attention: FlashInferAttention,
+        table: torch.Tensor,
+        future: torch.Tensor,
+        *,
+        num_taps: int,
+        most_tokens: int,
+    ) -> None:
+        device = table.device
+        config = decoder.model.config
+        self.most = table.shape[0] - 1
+        self._decoder = decoder
+        self._attention = attention
+        self._table = table
+        self._future = future
+        self._num_taps = num_taps
+        self._has_axes = config.rope.sections is not None
+        self._decode_sizes = decode_sizes(self.most)
+        self._sizes_beside = sizes_beside(self.most)
+        self._prompt_sizes = prompt_sizes(most_tokens)
+        longest = Layout(self.most, self._prompt_sizes[-1], MOST_CHUNKS)
+        self._inputs = torch.zeros(longest.length, dtype=torch.int32, device=device)
+        self._decode_slots = torch.zeros(table.numel(), dtype=torch.int32, device=device)
+        self._chunk_slots = torch.zeros(MOST_CHUNKS * table.shape[1], dtype=torch.int32, device=device)
+        self._decode_queries = torch.arange(self.most + 2, dtype=torch.int32, device=device)
+        self._token_ids = torch.zeros(longest.tokens, dtype=torch.int64, device=device)
+        self._slots = torch.zeros(longest.tokens, dtype=torch.int32, device=device)
+        width = config.hidden_size * (1 + num_taps)
+        self._vision = torch.zeros((longest.prompt, width), dtype=attention.pool.dtype, device=device)
+        self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
+        self._workspaces = Workspace(device), Workspace(device)
+        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._memory: Any = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every size, largest first, so that the smaller ones share its memory."""
+        sizes = [
+            *itertools.product(self._sizes_beside, self._prompt_sizes),
+            *((size, 0) for size in self._decode_sizes),
+        ]
+        for size in sorted(sizes, key=sum, reverse=True):
+            self._captured[size] = self._capture(*size)
+
+    def fits(self, rows: StepRows) -> bool:
+        """Whether a captured size is large enough."""
+        return (
+            bool(self._captured)
+            and len(rows.decodes) <= self.most
+            and len(rows.chunks) <= MOST_CHUNKS
+            and rows.num_prompt_tokens <= self._prompt_sizes[-1]
+        )
+
+    @torch.inference_mode()
+    def run(self, rows: StepRows) -> StepResult:
+        """Launches a step that `fits`."""
+        decode, prompt = len(rows.decodes), rows.num_prompt_tokens
+        if prompt:
+            prompt = next(size for size in self._prompt_sizes if size >= prompt)
+        decode = next(size for size in (self._sizes_beside if prompt else self._decode_sizes) if size >= decode)
+        captured = self._captured[decode, prompt]
+        plans = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0))
+        if [list(plan) for plan in plans] != [captured.decode_plan, captured.chunk_plan]:
+            raise RuntimeError(f"a step of {decode} + {prompt} tokens was captured for another plan of attention")
+        if prompt:
+            self._show(rows.chunks)
+        captured.graph.replay()
+        picks = [index if is_decode else decode + index for is_decode, index in rows.order]
+        return StepResult(captured.logits, captured.tokens, picks)
+
+    def _show(self, chunks: Sequence[Row]) -> None:
+        """Vision embeddings to where their tokens are."""
+        at = 0
+        for row in chunks:
+            for part in row.vision:
+                first = at + part.start
+                source = part.embeddings[part.first : part.first + part.count]
+                self._vision[first : first + part.count] = source.view(part.count, -1)
+            at += len(row.token_ids)
+
+    def _send(self, rows: StepRows, layout: Layout) -> tuple[Any, Any]:
+        """Inputs and plans of attention to the device, padded."""
+        staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
+        parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
+        parts["places"].fill(self.most)
+        parts["sample_places"].fill(self.most)
+        tokens = layout.tokens
+        rotary = parts["rotary"].reshape(3, tokens)
+        sampling: list[tuple[int, int, Row, RowSampling]] = []  # (sample, last token, row, how)
+        lengths = np.ones(layout.decode, np.int32)
+        if count := len(rows.decodes):
+            positions = np.array([row.start for row in rows.decodes], np.int32)
+            parts["ids"][:count] = [row.token_ids[0] for row in rows.decodes]
+            parts["positions"][:count] = positions
+            parts["places"][:count] = [row.table_row for row in rows.decodes]
+            rotary[:, :count] = positions
+            if self._has_axes:
+                rotary[:, :count] += np.array([row.position_delta for row in rows.decodes], np.int32)
+            lengths[:count] = positions + 1
+            sampling += [(at, at, row, row.sampling) for at, row in enumerate(rows.decodes) if row.sampling is not None]
+        first = layout.decode
+        for index, row in enumerate(rows.chunks):
+            stop = first + len(row.token_ids)
+            parts["ids"][first:stop] = [0] * len(row.token_ids) if row.vision else row.token_ids
+            for part in row.vision:
+                parts["is_vision"][first + part.start : first + part.start + part.count] = 1
+            if row.vision:
+                ids = np.array(row.token_ids, np.int64)
+                parts["ids"][first:stop] = np.where(parts["is_vision"][first:stop] == 1, 0, ids)
+            parts["positions"][first:stop] = np.arange(row.start, row.start + stop - first)
+            parts["places"][first:stop] = row.table_row
+            rotary[:, first:stop] = (
+                parts["positions"][first:stop] + row.position_delta * self._has_axes
+                if row.positions is None or not self._has_axes
+                else row.positions
+            )
+            if row.sampling is not None:
+                sampling.append((layout.decode + index, stop - 1, row, row.sampling))
+            first = stop
+        if sampling:
+            at = np.array([sample for sample, _, _, _ in sampling])
+            parts["keys"].view(np.int64)[at] = [noise_key(how) for _, _, _, how in sampling]
+            parts["ends"][at] = [end for _, end, _, _ in sampling]
+            parts["sample_places"][at] = [row.table_row for _, _, row, _ in sampling]
+            parts["temperatures"].view(np.float32)[at] = [temperature_of(how.params) for _, _, _, how in sampling]
+        decode_plan: Any = ()
+        chunk_plan: Any = ()
+        schedule = self._attention.schedule
+        if layout.decode:
+            of_decodes = Lengths.of(np.ones(layout.decode, np.int32), lengths)
+            parts["decode_keys"][:] = of_decodes.keys
+            decode_plan = schedule(of_decodes, self._workspaces[0], padded_tokens=layout.decode)
+        if layout.prompt:
+            new, total = np.zeros((2, layout.chunks), np.int32)
+            new[: len(rows.chunks)] = [len(row.token_ids) for row in rows.chunks]
+            total[: len(rows.chunks)] = [row.start + len(row.token_ids) for row in rows.chunks]
+            of_chunks = Lengths.of(new, total)
+            parts["chunk_queries"][:] = of_chunks.query
+            parts["chunk_keys"][:] = of_chunks.keys
+            parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
+            chunk_plan = schedule(of_chunks, self._workspaces[1], padded_tokens=layout.prompt)
+        self._inputs[: layout.length].copy_(staged, non_blocking=True)
+        return decode_plan, chunk_plan
+
+    def _capture(self, decode: int, prompt: int) -> _Captured:
+        layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
+        plans = self._send(StepRows([], [], []), layout)
+        torch.cuda.synchronize()
+        self._forward(layout, plans)  # kernels compile and libraries set up outside of the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits, tokens = self._forward(layout, plans)
+        self._memory = graph.pool()
+        return _Captured(graph, list(plans[0]), list(plans[1]), logits, tokens)
+
+    def _forward(self, layout: Layout, plans: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step as it is captured."""
+        parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
+        decode, tokens = layout.decode, layout.tokens
+        token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
+        decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
+        of_step = []
+        if decode:
+            gather_slots(self._table, parts["places"][:decode], parts["decode_keys"], self._decode_slots)
+            queries = self._decode_queries[: decode + 1]
+            workspace = self._workspaces[0]
+            of_step.append(PartPlan(0, decode, workspace, plans[0], queries, parts["decode_keys"], self._decode_slots))
+        if layout.prompt:
+            gather_slots(self._table, parts["chunk_places"], parts["chunk_keys"], self._chunk_slots)
+            queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspaces[1]
+            of_step.append(PartPlan(decode, layout.prompt, workspace, plans[1], queries, keys, self._chunk_slots))
+        plan = StepPlan(self._attention, slots, of_step, pad=layout.prompt > 0)
+        hidden = self._decoder.model.embed(token_ids)
+        deepstack = None
+        if layout.prompt:
+            width = hidden.shape[1]
+            is_vision = parts["is_vision"][decode:].bool().unsqueeze(1)
+            shown = torch.where(is_vision, self._vision[: layout.prompt], 0)  # (prompt, hidden * (1 + taps))
+            hidden[decode:] = torch.where(is_vision, shown[:, :width], hidden[decode:])
+            if self._num_taps:
+                taps = shown.view(layout.prompt, -1, width)[:, 1:].transpose(0, 1)
+                deepstack = Shown(decode, taps)
+        rotary = parts["rotary"].view(3, tokens)
+        if not self._has_axes or not layout.prompt:
+            rotary = rotary[0]
+        ends = parts["ends"] if layout.prompt else None
+        logits = self._decoder.logits(hidden, rotary, plan, deepstack, ends)
+        if layout.prompt:  # many of those would fill the memory
+            logits = self._logits[: layout.samples].copy_(logits)
+        drawn = torch.empty(layout.samples, dtype=torch.int64, device=logits.device)
+        keys = parts["keys"].view(torch.int64)
+        temperatures = parts["temperatures"].view(torch.float32)
+        draw(logits, temperatures, keys, drawn, self._future, parts["sample_places"])
+        return logits, drawn

@@ -1,0 +1,200 @@
+"""How many drafts a step checks, or none: whatever yields the most tokens a second by what was measured here.
+
+    rate(k) = (rows + guesses of length k expected to be right) / measured time of a step with so many tokens
+
+Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
+besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
+slowly while nothing is drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from engine.speculation.acceptance import Rates
+from engine.speculation.step_times import StepTimes, row_class
+
+LENGTHS: Final = (1, 3, 7, 15)
+"""Lengths of drafts: rows of 2, 4, 8 and 16 tokens, so that a step's rows fall into few shapes."""
+MARGIN: Final = 1.1
+STAY: Final = 1.04
+LEAST_RATE: Final = 0.2
+"""Guesses that are right less often than this are not even considered."""
+REFRESH: Final = 128
+"""After so many verifying steps one without drafts is taken, to know what that costs now."""
+LEARNING: Final = 0.1
+"""What one verifying step counts in trust."""
+FORGIVING: Final = 1 / 512
+"""What one step without drafts gives back of it."""
+LEAST_TRUST: Final = 0.25
+LOOKING: Final = 0.01
+"""Part of a step that looking for guesses may take while none is found to be worth checking."""
+LONGEST_PAUSE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row's guesses: how many there are, and how probably they are right."""
+
+    length: int
+    rates: Rates
+
+
+class Lengths(Protocol):
+    """Who decides how much is checked."""
+
+    def may_draft(self, rows: int, *, are_new: bool) -> bool:
+        """Whether to look for guesses before the next step of so many rows; `are_new`: some have just begun."""
+        ...
+
+    def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Looking for guesses took so long; `found`: some are checked now."""
+        ...
+
+    def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
+        """Drafts of each row, at most as many as it has and `room` in all."""
+        ...
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+        """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses."""
+        ...
+
+
+class Always:
+    """As many as there are, up to `length`: for tests."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def may_draft(self, rows: int, *, are_new: bool) -> bool:
+        """See `Lengths.may_draft`."""
+        return self._length > 0
+
+    def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Looking is never too dear."""
+
+    def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
+        """See `Lengths.choose`."""
+        chosen = []
+        for candidate in candidates:
+            length = 0 if candidate is None else min(candidate.length, self._length, room)
+            room -= length
+            chosen.append(length)
+        return chosen
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+        """Nothing is learnt."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """How far promises hold at one row count, and what the last one was: tokens a second over those of plain steps."""
+
+    is_drafting: bool = False
+    promise: float = 1.0
+    trust: float = 1.0
+
+
+class Controller:
+    """See `Lengths`."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._looking_s = 0.0
+        self._pause = 0
+        self._next_pause = 1
+        self._watches: dict[int, _Watch] = {}
+
+    def may_draft(self, rows: int, *, are_new: bool) -> bool:
+        """See `Lengths.may_draft`."""
+        if self.times.plain_s(rows) is None:
+            return False
+        self._pause = max(self._pause - 1, 0)
+        return are_new or not self._pause
+
+    def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Look more rarely where looking takes a good part of a step and finds nothing."""
+        usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
+        self._looking_s += 0.1 * (usual_s - self._looking_s)
+        plain_s = self.times.plain_s(rows)
+        if found or plain_s is None or self._looking_s < LOOKING * plain_s:
+            self._next_pause = 1
+            return
+        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
+        self._pause = self._next_pause
+
+    def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
+        """See `Lengths.choose`."""
+        none = [0] * len(candidates)
+        plain_s = self.times.plain_s(rows)
+        watch = self._watches.setdefault(row_class(rows), _Watch())
+        if plain_s is None or self.times.plain_age(rows) >= REFRESH:
+            return none
+        least_rate = rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
+        best, best_rate = none, least_rate
+        for length in LENGTHS:
+            lengths = self._lengths(rows, candidates, length)
+            total = sum(lengths)
+            if not total or total > room:
+                break
+            step_s = self.times.step_s(rows, rows + total)
+            assert step_s is not None
+            right = sum(
+                candidate.rates.expected(own)
+                for candidate, own in zip(candidates, lengths, strict=True)
+                if candidate is not None and own
+            )
+            if (rows + right) / step_s > best_rate:
+                best, best_rate = lengths, (rows + right) / step_s
+        watch.is_drafting = best is not none
+        watch.promise = best_rate * plain_s / rows
+        return self._without_waste(rows, candidates, best, plain_s, best_rate)
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+        """See `Lengths.stepped`."""
+        if elapsed_s <= 0.0:
+            return
+        watch = self._watches.get(row_class(rows))
+        if watch is not None:
+            plain_s = self.times.plain_s(rows)
+            if tokens == rows or plain_s is None:
+                watch.trust += FORGIVING * (1.0 - watch.trust)
+            else:
+                kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
+                watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
+                watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
+        self.times.add(rows, tokens, elapsed_s)
+
+    def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
+        """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""
+        lengths = []
+        for candidate in candidates:
+            if candidate is None or candidate.rates.first < LEAST_RATE:
+                lengths.append(0)
+            elif rows == 1 or candidate.length >= longest:
+                lengths.append(min(candidate.length, longest))
+            else:
+                lengths.append(max(length for length in (0, *LENGTHS) if length <= candidate.length))
+        return lengths
+
+    def _without_waste(
+        self, rows: int, candidates: Ordered[Candidate | None], lengths: list[int], plain_s: float, rate: float
+    ) -> list[int]:
+        """Shorten drafts whose last tokens cost more time than they bring."""
+        total = sum(lengths)
+        step_s = self.times.step_s(rows, rows + total)
+        if not total or step_s is None:
+            return lengths
+        least = max(step_s - plain_s, 0.0) / total * rate  # right guesses that one more draft must bring
+        shortened = []
+        for candidate, length in zip(candidates, lengths, strict=True):
+            while candidate is not None and length > 0:
+                shorter = max((other for other in (0, *LENGTHS) if other < length), default=0)
+                more = candidate.rates.expected(length) - candidate.rates.expected(shorter)
+                if more >= least * (length - shorter):
+                    break
+                length = shorter
+            shortened.append(length)
+        return shortened

@@ -1,0 +1,78 @@
+"""What the sources of drafts share: a proposal, and what each source keeps for one sequence.
+
+A `Drafting` lives and dies with its sequence, so all of it is bounded by what a sequence may be.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from engine.speculation.acceptance import Acceptance, Rates
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+
+class Kind(enum.Enum):
+    """Who guesses, and how sure that one is: kinds are believed apart. Rates are what is believed at first."""
+
+    NGRAM_SHORT = 0.30, 0.60, "ngram"
+    """Two or three tokens stood before it the last time too."""
+    NGRAM_LONG = 0.60, 0.80, "ngram"
+    """Four or more."""
+    ECHO = 0.80, 0.90, "echo"
+    """The answer has followed an earlier one up to here."""
+    ECHO_ASTRAY = 0.40, 0.80, "echo"
+    """It has left the earlier one just now."""
+    GRAMMAR = 0.90, 0.90, "grammar"
+    """The grammar leaves no choice."""
+    HABIT = 0.70, 0.70, "habit"
+    """Nearly every time so far it went on like this."""
+    REPLAY = 0.50, 0.50, "replay"
+    """A script says so."""
+
+    def __init__(self, first: float, later: float, source: str) -> None:
+        self.prior = Rates(first, later)
+        self.source = source
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Guesses of the next tokens of a sequence, at least one."""
+
+    kind: Kind
+    token_ids: Ordered[int]
+
+
+@dataclass(slots=True)
+class Drafting:
+    """One sequence, seen by speculation.
+
+    Attributes:
+        states: What each source keeps, by the source's name.
+        acceptance: How often this sequence's guesses were right, by kind.
+        proposed: What was guessed before the step that runs.
+        chosen: The one of them that the step checks, if any.
+    """
+
+    states: dict[str, object] = field(default_factory=dict)
+    acceptance: dict[Kind, Acceptance] = field(default_factory=dict)
+    proposed: list[Proposal] = field(default_factory=list)
+    chosen: Proposal | None = None
+
+
+class Source(Protocol):
+    """Somebody who guesses. `name` is how options and figures call it."""
+
+    name: str
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
+        """At most `limit` guesses of what follows the sequence's output, of which there is at least one token."""
+        ...
+
+    def ended(self, sequence: Sequence) -> None:
+        """The sequence's answer is complete."""
+        ...

@@ -1,0 +1,144 @@
+"""Drafts from what the same session answered before: a camera that sees the same scene says the same again.
+
+    earlier answer   A  red  ball  on  a  green  table .  ⏹
+    this answer      A  blue ball                          the word differs; what follows it there is guessed again
+                             ▲ `at`: next guess
+
+A session's newest answers are kept, at most `MAX_ANSWERS` of `MAX_TOKENS` tokens for `MAX_SESSIONS` sessions, the least
+recently used forgotten first. Answers of no session share a place with those of the same grammar, whose shape repeats.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from engine.speculation.continuations import BREAK, Continuations
+from engine.speculation.drafting import Drafting, Kind, Proposal
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+MAX_SESSIONS: Final = 256
+MAX_ANSWERS: Final = 3
+MAX_TOKENS: Final = 1024
+QUESTION_TOKENS: Final = 24
+"""Two prompts that end in so many equal text tokens ask the same."""
+NEAR: Final = 8
+"""After a word that differs, the earlier answer is searched so far ahead for it."""
+FIRM: Final = 3
+"""After so many equal tokens no other place is looked for."""
+MAX_ASTRAY: Final = 4
+"""After so many different tokens in a row nothing is guessed, until a longer piece is found again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was said, its end id included, and the end of the text that asked for it."""
+
+    question: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+class Echo:
+    """See `Source`."""
+
+    name = "echo"
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, deque[_Answer]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
+        """See `Source.propose`."""
+        place = drafting.states.get(self.name)
+        if place is None:
+            answers = self._sessions.get(_key(sequence))
+            place = drafting.states[self.name] = _Place(answers, _question(sequence)) if answers else "nothing"
+        if not isinstance(place, _Place):
+            return None
+        place.follow(sequence.output_ids)
+        return place.propose(sequence.output_ids, limit)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Keep the answer for the session's next one."""
+        key = _key(sequence)
+        if not key or len(sequence.output_ids) < 2:
+            return
+        answers = self._sessions.get(key)
+        if answers is None:
+            answers = self._sessions[key] = deque(maxlen=MAX_ANSWERS)
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        self._sessions.move_to_end(key)
+        answer = _Answer(_question(sequence), tuple(sequence.output_ids[:MAX_TOKENS]))
+        if answer in answers:
+            answers.remove(answer)
+        answers.append(answer)
+
+
+class _Place:
+    """Where one answer is in the session's earlier ones."""
+
+    def __init__(self, answers: Ordered[_Answer], question: tuple[int, ...]) -> None:
+        self._known = Continuations()
+        # The one that most probably repeats comes last: the newest that answered the same question, else the newest.
+        ordered = sorted(answers, key=lambda answer: answer.question == question)
+        for answer in ordered:
+            self._known.extend((*answer.token_ids, BREAK))
+        self._at = len(self._known.ids) - len(ordered[-1].token_ids) - 1
+        self._num_output = 0
+        self._run = 0  # equal tokens up to here
+        self._astray = 0  # different ones
+        self._is_firm = True
+
+    def follow(self, output_ids: Ordered[int]) -> None:
+        """Take what was said since."""
+        known = self._known.ids
+        for index in range(self._num_output, len(output_ids)):
+            token_id = output_ids[index]
+            if self._at < len(known) and known[self._at] == token_id:
+                self._at += 1
+                self._run += 1
+                self._astray = 0
+                continue
+            self._is_firm = False
+            self._run = 0
+            self._astray += 1
+            ahead = known[self._at : self._at + NEAR]
+            if BREAK in ahead:
+                ahead = ahead[: ahead.index(BREAK)]
+            # Left out since, or else another word in the place of this one.
+            self._at += ahead.index(token_id) + 1 if token_id in ahead else 1 if ahead else 0
+        self._num_output = len(output_ids)
+        self._is_firm = self._is_firm or self._run >= FIRM
+
+    def propose(self, output_ids: Ordered[int], limit: int) -> Proposal | None:
+        if not self._is_firm:
+            match = self._known.find(output_ids[-16:])
+            if match is not None and match.length > self._run:
+                self._at, self._run, self._astray = match.at, match.length, 0
+                self._is_firm = self._run >= FIRM
+        if self._astray > MAX_ASTRAY:
+            return None
+        guesses = self._known.ids[self._at : self._at + limit]
+        if BREAK in guesses:
+            guesses = guesses[: guesses.index(BREAK)]
+        return Proposal(Kind.ECHO if self._is_firm else Kind.ECHO_ASTRAY, guesses) if guesses else None
+
+
+def _key(sequence: Sequence) -> str:
+    """Whose answers resemble this one's. Empty: nobody's."""
+    request = sequence.request
+    return f"session {request.session_id}" if request.session_id else request.sampling.grammar
+
+
+def _question(sequence: Sequence) -> tuple[int, ...]:
+    """The last text tokens of the prompt."""
+    tail = slice(-QUESTION_TOKENS, None)
+    ids = sequence.prompt_ids[tail]
+    return tuple(ids[sequence.prompt_keys[tail] == ids].tolist())

@@ -1,0 +1,60 @@
+"""Drafts from the request's own text: what followed the last few tokens when they stood in prompt or output before.
+
+Prompt lookup, as it is called (Saxena 2023). Pays for text that repeats itself: forms, lists, quotations of the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine.speculation.continuations import BREAK, Continuations
+from engine.speculation.drafting import Drafting, Kind, Proposal
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+LONG: Final = 4
+"""A match of so many tokens is believed more."""
+MAX_PROMPT: Final = 2048
+"""Newest tokens of the prompt that are looked at."""
+
+
+class NGrams:
+    """See `Source`. A sequence's state is its text and how much of its output that holds."""
+
+    name = "ngram"
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
+        """See `Source.propose`."""
+        text = drafting.states.get(self.name)
+        if not isinstance(text, _Text):
+            text = drafting.states[self.name] = _Text(sequence)
+        text.follow(sequence)
+        match = text.known.find(text.known.ids)
+        if match is None:
+            return None
+        guesses = text.known.read(match.at, limit)
+        return Proposal(Kind.NGRAM_LONG if match.length >= LONG else Kind.NGRAM_SHORT, guesses) if guesses else None
+
+    def ended(self, sequence: Sequence) -> None:
+        """Nothing is kept beyond a sequence."""
+
+
+class _Text:
+    """Prompt and output of one sequence; a picture is a break."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.known = Continuations()
+        self._num_output = 0
+        first = max(sequence.num_prompt_tokens - MAX_PROMPT, 0)
+        is_text = sequence.prompt_keys[first:] == sequence.prompt_ids[first:]
+        was_text = True
+        for token_id, seen in zip(sequence.prompt_ids[first:].tolist(), is_text.tolist(), strict=True):
+            if seen or was_text:
+                self.known.extend((token_id if seen else BREAK,))
+            was_text = seen
+
+    def follow(self, sequence: Sequence) -> None:
+        """Take what was said since."""
+        self.known.extend(sequence.output_ids[self._num_output :])
+        self._num_output = len(sequence.output_ids)

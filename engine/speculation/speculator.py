@@ -1,0 +1,184 @@
+"""Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
+
+Sources that guess but are not checked are judged all the same, by whether the token that came was their first guess; so
+a source that has become good is noticed while nothing is drafted, and costs the model nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from typing import TYPE_CHECKING, Final, Literal
+
+from engine.speculation.acceptance import Acceptance, Rates
+from engine.speculation.controller import Candidate, Controller, Lengths
+from engine.speculation.drafting import Drafting, Kind, Proposal, Source
+from engine.speculation.echo import Echo
+from engine.speculation.forced import Forced
+from engine.speculation.habit import Habit
+from engine.speculation.ngram import NGrams
+
+if TYPE_CHECKING:
+    from engine.batch import SampledToken
+    from engine.scheduler import Plan
+    from engine.sequence import Sequence
+
+Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit"]
+SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced, "habit": Habit}
+
+SEQUENCE_MEMORY: Final = 24
+SOURCE_MEMORY: Final = 256
+SURE: Final = 0.5
+PRIOR_WEIGHT: Final = 3.0
+"""What other sequences' guesses are worth, in trials of a sequence's own."""
+LONGEST_REST: Final = 64
+"""An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
+
+
+class Speculator:
+    """Chooses drafts, never what is said.
+
+    Args:
+        mode: Which sources guess.
+        max_drafts: Most that the runner checks in a row; with 0 nobody guesses.
+        vocab_size: Guesses are below it.
+    """
+
+    def __init__(self, mode: Mode, max_drafts: int, vocab_size: int) -> None:
+        names = {"auto": tuple(SOURCES), "none": ()}.get(mode, (mode,))
+        self.sources: list[Source] = [SOURCES[name]() for name in names] if max_drafts else []
+        self.controller: Lengths = Controller()
+        self.drafted = dict.fromkeys((*SOURCES, "replay"), 0)
+        self.accepted = dict(self.drafted)
+        self._max_drafts = max_drafts
+        self._vocab_size = vocab_size
+        self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
+        self._gained = 0
+        self._rest = 0
+        self._next_rest = 1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody guesses."""
+        return bool(self.sources)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
+        can be made: while the last ones were worth checking, and else ever more rarely.
+        """
+        return self.is_on and not self._rest
+
+    def propose(self, sequences: Ordered[Sequence], room: int) -> list[tuple[int, ...]]:
+        """Drafts of each sequence that decodes, `room` in all at most."""
+        none: list[tuple[int, ...]] = [()] * len(sequences)
+        self._rest = self._next_rest
+        are_new = any(sequence.drafting is None for sequence in sequences)
+        if not room or not self.controller.may_draft(len(sequences), are_new=are_new):
+            return none
+        started_s = time.perf_counter()
+        candidates: list[Candidate | None] = []
+        for sequence in sequences:
+            drafting = sequence.drafting
+            if drafting is None:
+                drafting = sequence.drafting = Drafting()
+            candidates.append(self._candidate(sequence, drafting))
+        lengths = self.controller.choose(len(sequences), candidates, room)
+        drafts = []
+        for sequence, length in zip(sequences, lengths, strict=True):
+            assert sequence.drafting is not None
+            chosen = sequence.drafting.chosen if length else None
+            sequence.drafting.chosen = chosen
+            drafts.append(tuple(chosen.token_ids[:length]) if chosen is not None else ())
+        self.controller.looked(len(sequences), time.perf_counter() - started_s, found=any(lengths))
+        self._rest = self._next_rest = 1 if any(lengths) else min(2 * self._next_rest, LONGEST_REST)
+        return drafts
+
+    def verified(
+        self, sequence: Sequence, drafts: Ordered[int], standing: Ordered[SampledToken], num_kept: int
+    ) -> None:
+        """A step is done: the drafts gave the tokens `standing`, of which the sequence kept some, the rest having come
+        after its end.
+        """
+        drafting = sequence.drafting
+        if drafting is None or not drafting.proposed:
+            return
+        chosen = drafting.chosen
+        if drafts and chosen is not None:
+            num_right, num_accepted = len(standing) - 1, max(num_kept - 1, 0)
+            self._gained += num_accepted
+            self.drafted[chosen.kind.source] += len(drafts)
+            self.accepted[chosen.kind.source] += num_accepted
+            self._learn(drafting, chosen.kind, num_right, len(drafts))
+        for proposal in drafting.proposed:
+            if proposal is not chosen or not drafts:
+                self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == standing[0].token_id), 1)
+        drafting.proposed, drafting.chosen = [], None
+
+    def stepped(self, plan: Plan, elapsed_s: float) -> None:
+        """A step took so long, from scheduling or the results of the one before it to its own results."""
+        gained, self._gained = self._gained, 0
+        self._rest = max(self._rest - 1, 0)
+        if plan.encodings:
+            return
+        tokens = 0
+        for chunk in plan.chunks:
+            if not chunk.samples or chunk.count != 1 + len(chunk.drafts):
+                return  # a prompt's part
+            tokens += chunk.count
+        self.controller.stepped(len(plan.chunks), tokens, gained, elapsed_s)
+
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence's answer is complete."""
+        for source in self.sources:
+            source.ended(sequence)
+
+    def totals(self) -> dict[str, int]:
+        """Running totals by the names of `EngineStats`."""
+        drafted = {f"drafted_{name}": self.drafted[name] for name in SOURCES}
+        return drafted | {f"accepted_{name}": self.accepted[name] for name in SOURCES}
+
+    def _candidate(self, sequence: Sequence, drafting: Drafting) -> Candidate | None:
+        """The best of what the sources guess."""
+        limit = min(self._max_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
+        drafting.proposed, drafting.chosen = [], None
+        best, most = None, 0.0
+        for source in self.sources if limit > 0 else ():
+            proposal = source.propose(sequence, drafting, limit)
+            if proposal is not None:
+                proposal = self._allowed(sequence, proposal)
+            if proposal is None:
+                continue
+            drafting.proposed.append(proposal)
+            rates = self._rates(drafting, proposal.kind)
+            right = rates.expected(len(proposal.token_ids))
+            if right > most:
+                drafting.chosen, most = proposal, right
+                best = Candidate(len(proposal.token_ids), rates)
+            if right >= SURE * limit:
+                break  # nobody else could guess much more
+        return best
+
+    def _allowed(self, sequence: Sequence, proposal: Proposal) -> Proposal | None:
+        """A proposal up to what can never be said."""
+        guesses = proposal.token_ids
+        if max(guesses) >= self._vocab_size:
+            guesses = guesses[: next(index for index, guess in enumerate(guesses) if guess >= self._vocab_size)]
+        if sequence.grammar is not None and guesses:
+            guesses = guesses[: sequence.grammar.count_allowed(guesses)]
+        if len(guesses) == len(proposal.token_ids):
+            return proposal
+        return Proposal(proposal.kind, guesses) if guesses else None
+
+    def _rates(self, drafting: Drafting, kind: Kind) -> Rates:
+        general = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
+        own = drafting.acceptance.get(kind)
+        return general if own is None else own.rates(general, PRIOR_WEIGHT)
+
+    def _learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
+        self._acceptance[kind].add(right, guessed)
+        own = drafting.acceptance.get(kind)
+        if own is None:
+            own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
+        own.add(right, guessed)

@@ -1,0 +1,120 @@
+"""How long a decode step takes, by how many sequences it serves and how many tokens it checks: measured as it goes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+SAMPLES: Final = 7
+"""The median of so many of the newest measurements counts, since machines are noisy."""
+ENOUGH: Final = 2
+MAX_AGE: Final = 2048
+"""A figure that nothing has renewed for so many steps of its row count is forgotten."""
+FIRST_GUESS: Final = 0.25
+"""Before anything is measured, a draft is taken to cost this part of a token."""
+HOPED: Final = 0.5
+"""Of two widths that were measured, one in between is taken to cost so much less than a straight line says."""
+EXTRAPOLATED: Final = 0.5
+"""More drafts than were measured are taken to cost this part of what those cost: the first are the dearest."""
+
+
+@dataclass(slots=True)
+class _Figure:
+    """Seconds a row of the newest steps and their median, tokens a row, and when that was."""
+
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    time: float = 0.0
+    width: float = 1.0
+    renewed: int = 0
+
+    def add(self, elapsed_s: float) -> None:
+        self.times.append(elapsed_s)
+        self.time = sorted(self.times)[len(self.times) // 2]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """All figures of one row count."""
+
+    num_steps: int = 0
+    figures: dict[int, _Figure] = field(default_factory=dict)
+
+
+class StepTimes:
+    """Times are per row, so that row counts that are alike can share a figure."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Rows] = {}
+
+    def add(self, rows: int, tokens: int, elapsed_s: float) -> None:
+        """A step of `rows` sequences checked `tokens` tokens, at least one a row."""
+        own = self._rows.get(row_class(rows))
+        if own is None:
+            own = self._rows[row_class(rows)] = _Rows()
+        own.num_steps += 1
+        key = _width_class(rows, tokens)
+        figure = own.figures.get(key)
+        if figure is None:
+            figure = own.figures[key] = _Figure()
+        figure.add(elapsed_s / rows)
+        figure.width = tokens / rows
+        figure.renewed = own.num_steps
+        if own.num_steps % 64 == 0:
+            for key in [key for key, old in own.figures.items() if own.num_steps - old.renewed > MAX_AGE]:
+                del own.figures[key]
+
+    def plain_s(self, rows: int) -> float | None:
+        """A step without drafts; None while that is not known."""
+        figure = self._figure(rows, 0)
+        return None if figure is None else figure.time * rows
+
+    def plain_age(self, rows: int) -> int:
+        """Steps of this row count since the last one without drafts."""
+        own = self._rows.get(row_class(rows))
+        figure = None if own is None else own.figures.get(0)
+        return 0 if own is None or figure is None else own.num_steps - figure.renewed
+
+    def step_s(self, rows: int, tokens: int) -> float | None:
+        """A step that checks `tokens`: as measured, or by what was measured for more and for fewer. None while not even
+        the plain step is known.
+        """
+        plain = self._figure(rows, 0)
+        if plain is None or tokens <= rows:
+            return None if plain is None else plain.time * rows
+        exact = self._figure(rows, _width_class(rows, tokens))
+        width = tokens / rows
+        if exact is not None and abs(exact.width - width) < 0.02 * width:
+            return exact.time * rows
+        own = self._rows[row_class(rows)]
+        known = sorted(
+            (figure.width, figure.time) for key, figure in own.figures.items() if key and len(figure.times) >= ENOUGH
+        )
+        low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
+        high = min((point for point in known if point[0] > width), default=None)
+        if high is not None:
+            share = (width - low[0]) / (high[0] - low[0])
+            if exact is None:
+                share *= HOPED  # so that it is tried once
+            return (low[1] + share * (high[1] - low[1])) * rows
+        if low[0] > 1.0:
+            slope = EXTRAPOLATED * max((low[1] - plain.time) / (low[0] - 1.0), 0.0)
+        else:
+            slope = FIRST_GUESS * plain.time
+        return (low[1] + slope * (width - low[0])) * rows
+
+    def _figure(self, rows: int, key: int) -> _Figure | None:
+        own = self._rows.get(row_class(rows))
+        figure = None if own is None else own.figures.get(key)
+        return figure if figure is not None and len(figure.times) >= ENOUGH else None
+
+
+def row_class(rows: int) -> int:
+    """Row counts that are taken to be alike: up to 8 each is its own, beyond four an octave."""
+    return rows if rows <= 8 else 8 + round(4 * math.log2(rows / 8))
+
+
+def _width_class(rows: int, tokens: int) -> int:
+    """Widths (tokens a row) that are taken to be alike: 0 is no drafts, beyond two an octave."""
+    return 0 if tokens <= rows else 1 + round(2 * math.log2(tokens / rows))

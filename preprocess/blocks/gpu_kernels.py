@@ -1,0 +1,98 @@
+"""Triton kernels that encoders use on a GPU, with their launches. Imported only where tensors are on one."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rotate(
+    heads,
+    cosines,
+    sines,
+    tokens,
+    num_heads,
+    item_stride,
+    token_stride,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One program a token of an item, and block of its heads."""
+    at = tl.program_id(0).to(tl.int64)
+    token = at % tokens
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, BLOCK)
+    inside = (head < num_heads)[:, None] & (column < HALF)[None, :]
+    place = heads + (at // tokens) * item_stride + token * token_stride + head[:, None] * (2 * HALF) + column[None, :]
+    low = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+    angle = token * (2 * HALF) + column
+    low_cos = tl.load(cosines + angle, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
+    high_cos = tl.load(cosines + angle + HALF, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
+    low_sin = tl.load(sines + angle, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
+    high_sin = tl.load(sines + angle + HALF, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
+    tl.store(place, (low * low_cos + high * low_sin).to(heads.dtype.element_ty), mask=inside)
+    tl.store(place + HALF, (high * high_cos + low * high_sin).to(heads.dtype.element_ty), mask=inside)
+
+
+def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """See `preprocess.blocks.rope.rotate_`: heads (items, tokens, heads, dim), its last two dimensions dense."""
+    items, tokens, count, dim = heads.shape
+    group = 16
+    _rotate[(items * tokens, -(-count // group))](
+        heads,
+        cos,
+        sin,
+        tokens,
+        count,
+        heads.stride(0),
+        heads.stride(1),
+        HALF=dim // 2,
+        BLOCK=1 << (dim // 2 - 1).bit_length(),
+        HEADS=group,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _layer_norm(x, into, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. into += x where ADD, and what is normalised is `into`."""
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(into.dtype.element_ty)
+        tl.store(into + row + columns, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    mean = tl.sum(value, 0) / width
+    centred = tl.where(inside, value - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (centred * scale * gain + shift).to(out.dtype.element_ty), mask=inside)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Norm of x (…, width), or of x + into, which `into` then is."""
+    x = x.contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    block = 1 << (width - 1).bit_length()
+    _layer_norm[(x.numel() // width,)](
+        x,
+        x if into is None else into,
+        weight,
+        bias,
+        out,
+        width,
+        eps,
+        ADD=into is not None,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 256)),
+    )
+    return out

@@ -1,0 +1,400 @@
+"""`beholder bench --speculation`: what drafting brings, and that it never costs: the engine with and without, in turn.
+
+Streams ask one after the other, each as soon as its last answer is complete; pictures are decoded beforehand, so that
+the figures are the engine's. Every round begins with sources that know nothing of the text; how long steps take is
+known from a round that does not count, as a running server knows it. Both sides answer the same
+requests; where types round (bfloat16), texts may part, and how many are equal is shown. On a CPU with one torch thread
+times are processor time of that thread, since shared machines are noisy; otherwise they are ordinary time.
+
+    prose      a placard for a picture, as text; another picture each time, no session
+    list       the things in a picture, as JSON (preset list_objects); no session
+    form       title, artist, year, medium and text of a placard, as JSON (preset museum_placard); no session
+    dictation  long text as it is read from a page: the model computes, but the words are this project's licence
+    chat       turns on one picture, with a session
+    still      a camera before a scene that does not move (but for its noise): what it shows, as a list
+    slow       the scene drifts, and now and then is another
+    cuts       another scene each time
+
+    beholder bench --speculation [--model FOLDER] [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from preprocess.model_folder import ModelFolder
+from preprocess.prepare import Preparer
+from preprocess.text import load_tokenizer
+from preprocess.wire import (
+    EngineRequest,
+    GenerationOptions,
+    ImagePart,
+    Job,
+    Lease,
+    Message,
+    Pixels,
+    Prepared,
+    TextPart,
+    TokenEvents,
+    Usage,
+)
+from server.sampling_rules import sampling_options
+from server.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.batch import Row, Runner, SampledToken
+    from engine.core import Engine
+
+ROOT: Final = Path(__file__).parents[1]
+PICTURES: Final = ("kitchen", "garden", "street", "farm", "desk", "penguins", "fruit", "gallery", "music")
+TURNS: Final = (
+    "Describe the picture.",
+    "List the objects.",
+    "What is in the center of the picture?",
+    "Describe the picture in detail.",
+    "What is the background?",
+    "Describe the picture.",
+)
+PLACARD: Final = "Write a museum placard for this picture."
+OBJECTS: Final = "List the objects as JSON."
+"""The bundled model was taught these wordings."""
+
+
+@dataclass
+class Figures:
+    """One round of one side."""
+
+    elapsed_s: float
+    steps: int
+    tokens: int
+    decode_ms: list[float]
+    tokens_each: list[int]
+    answers: dict[str, list[int]]
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def itl_ms(self) -> float:
+        """Mean time between tokens."""
+        return sum(self.decode_ms) / max(sum(count - 1 for count in self.tokens_each), 1)
+
+
+@dataclass
+class Stream:
+    """What one client asks, in order."""
+
+    requests: list[EngineRequest] = field(default_factory=list)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; the exit code of the command."""
+    parser = argparse.ArgumentParser(
+        prog="beholder bench --speculation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
+    parser.add_argument("--streams", default="1,4,16,64", help="clients at once (default: 1,4,16,64)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them (default: all)")
+    parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    unknown = set(options.workloads.split(",")) - set(WORKLOADS)
+    if unknown:
+        parser.error(f"unknown workloads {', '.join(sorted(unknown))}; expected some of {', '.join(WORKLOADS)}")
+    bench = Bench(options.model, options.mode, options.dtype)
+    rows = []
+    for name in options.workloads.split(","):
+        for streams in map(int, options.streams.split(",")):
+            rows.append(bench.compare(name, streams, options.rounds))
+            if not options.json:
+                print(_line(rows[-1], header=len(rows) == 1), flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    return 0
+
+
+def _line(row: dict[str, Any], *, header: bool) -> str:
+    line = " | ".join(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
+    heading = f"| {' | '.join(row)} |\n|{'---|' * len(row)}\n" if header else ""
+    return f"{heading}| {line} |"
+
+
+class Bench:
+    """One loaded model that both sides use in turn."""
+
+    def __init__(self, model: str, speculation: str, dtype: str) -> None:
+        import torch
+
+        from engine.load import load_runner
+        from engine.speculation.controller import Controller
+
+        self._settings = Settings.load({"model": model, "speculation": speculation, "dtype": dtype}).resolve_model()
+        config = self._settings.engine_config()
+        self._config = msgspec.structs.replace(config, max_waiting=1024, max_waiting_tokens=10**9)
+        self._runner = load_runner(self._config)
+        self._runner.warm_up()
+        is_one_thread = config.device == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if is_one_thread else time.perf_counter
+        self._preparer = Preparer(self._settings.preprocess_config(), None)
+        gc.freeze()  # as the engine process does
+        self._learnt = Controller()
+        self._num_streams = 1
+        self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
+
+    def compare(self, workload: str, num_streams: int, rounds: int) -> dict[str, Any]:
+        """The figures of both sides, medians of the rounds' ratios."""
+        self._num_streams = num_streams
+        streams = [WORKLOADS[workload](self, index) for index in range(num_streams)]
+        script = self._dictation if workload == "dictation" else None
+        sides: dict[str, list[Figures]] = {"none": [], self._config.speculation: []}
+        self._run(streams, self._config.speculation, script)
+        for number in range(rounds):
+            for mode in list(sides)[:: 1 if number % 2 == 0 else -1]:
+                sides[mode].append(self._run(streams, mode, script))
+            print(f"{workload} {num_streams}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        plain, drafting = sides.values()
+
+        def ratio(of: Callable[[Figures], float]) -> float:
+            return statistics.median(of(one) / of(other) for one, other in zip(plain, drafting, strict=True))
+
+        def middle(figures: list[Figures], of: Callable[[Figures], float]) -> float:
+            return statistics.median(of(one) for one in figures)
+
+        first, second = plain[0], drafting[0]
+        same = sum(ids == second.answers[name] for name, ids in first.answers.items())
+        return {
+            "workload": workload,
+            "streams": num_streams,
+            "tokens/answer": first.tokens / len(first.answers),
+            "tokens/step": middle(drafting, lambda one: one.tokens / one.steps / num_streams),
+            "steps ÷": ratio(lambda one: one.steps),
+            "accepted %": 100 * sum(one.accepted for one in drafting) / max(sum(one.drafted for one in drafting), 1),
+            "ITL ms plain": middle(plain, lambda one: one.itl_ms),
+            "ITL ms": middle(drafting, lambda one: one.itl_ms),
+            "decode time ÷": ratio(lambda one: sum(one.decode_ms)),
+            "tokens/s plain": middle(plain, lambda one: one.tokens / one.elapsed_s),
+            "tokens/s": middle(drafting, lambda one: one.tokens / one.elapsed_s),
+            "tokens/s ×": 1 / ratio(lambda one: one.tokens / one.elapsed_s),
+            "same text": f"{same}/{len(first.answers)}",
+        }
+
+    # ---- workloads ---------------------------------------------------------------------------------------------------
+
+    def _times(self, most: int) -> range:
+        """How often each stream asks: more rarely where there are many, so that a round stays short."""
+        return range(max(3, most // max(self._num_streams // 8, 1)))
+
+    def prose(self, index: int) -> Stream:
+        """Placards in words."""
+        return Stream(
+            [
+                self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), PLACARD)], max_tokens=96)
+                for n in self._times(12)
+            ]
+        )
+
+    def objects(self, index: int) -> Stream:
+        """A short list as JSON."""
+        return self._form(index, "list_objects", OBJECTS)
+
+    def form(self, index: int) -> Stream:
+        """The placard's five fields as JSON."""
+        return self._form(index, "museum_placard", PLACARD)
+
+    def _form(self, index: int, preset: str, question: str) -> Stream:
+        schema = json.loads((ROOT / "server" / "presets" / f"{preset}.json").read_text())["response_format"]
+        return Stream(
+            [
+                self._ask(f"{index}-{n}", [(_scene(index + n, seed=index), question)], response_format=schema)
+                for n in self._times(15)
+            ]
+        )
+
+    def dictation(self, index: int) -> Stream:
+        """A page's text."""
+        asked = [(_scene(index, seed=index), "What is written in the picture?")]
+        return Stream([self._ask(f"{index}-0", asked, max_tokens=400, ignore_eos=True, seed=331 * index)])
+
+    def chat(self, index: int) -> Stream:
+        """Turns on one picture; the answers before are what the model says alone."""
+        picture = _scene(index, seed=index)
+        turns: list[tuple[bytes | str, str]] = []
+        stream = Stream()
+        for number, question in enumerate(TURNS):
+            turns.append((picture if not number else "", question))
+            request = self._ask(f"{index}-{number}", turns, session=f"chat-{index}", max_tokens=64)
+            stream.requests.append(request)
+            said = self._run([Stream([request])], "none", None).answers[request.request_id]
+            turns[-1] = (turns[-1][0], question)
+            turns.append(("answer", self._text(said)))
+        return stream
+
+    def still(self, index: int) -> Stream:
+        """Nothing but noise changes."""
+        return self._camera(index, [(index, 0.0) for _ in self._times(20)])
+
+    def slow(self, index: int) -> Stream:
+        """It drifts; another scene after five frames."""
+        return self._camera(index, [(index + number // 5, number % 5 * 1.5) for number in self._times(20)])
+
+    def cuts(self, index: int) -> Stream:
+        """Another scene each time."""
+        return self._camera(index, [(index + number, 0.0) for number in self._times(20)])
+
+    def _camera(self, index: int, frames: Sequence[tuple[int, float]]) -> Stream:
+        return Stream(
+            [
+                self._ask(
+                    f"{index}-{number}",
+                    [(_scene(scene, seed=100 * index + number, drift=drift), PLACARD)],
+                    session=f"camera-{index}",
+                    max_tokens=96,
+                )
+                for number, (scene, drift) in enumerate(frames)
+            ]
+        )
+
+    def _ask(
+        self, name: str, turns: Sequence[tuple[bytes | str, str]], *, session: str = "", **sampling: Any
+    ) -> EngineRequest:
+        """A request for turns of (picture or "" or "answer", text)."""
+        messages = []
+        for picture, text in turns:
+            parts: list[Any] = [ImagePart(data=picture)] if isinstance(picture, bytes) else []
+            messages.append(Message("assistant" if picture == "answer" else "user", [*parts, TextPart(text)]))
+        options: GenerationOptions = sampling_options({"temperature": 0.0, **sampling})
+        prepared = self._preparer.prepare(Job(name, messages, options, Lease(), time.monotonic(), session_id=session))
+        if not isinstance(prepared, Prepared):
+            raise RuntimeError(prepared.message)
+        return prepared.request
+
+    def _text(self, ids: Sequence[int]) -> str:
+        tokenizer = load_tokenizer(ModelFolder(self._config.model))
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+
+    # ---- running -----------------------------------------------------------------------------------------------------
+
+    def _run(self, streams: Sequence[Stream], mode: str, script: Sequence[int] | None) -> Figures:
+        from engine.core import Engine
+
+        runner = self._runner if script is None else Dictating(self._runner, script)
+        engine = Engine(msgspec.structs.replace(self._config, speculation=mode), runner, self._clock)
+        engine.speculator.controller = self._learnt
+        waiting = [iter(stream.requests) for stream in streams]
+        owners: dict[str, Iterator[EngineRequest]] = {}
+        answers: dict[str, list[int]] = {}
+        usages: list[Usage] = []
+
+        def ask(requests: Iterator[EngineRequest]) -> None:
+            request = next(requests, None)
+            if request is not None:
+                owners[request.request_id] = requests
+                answers[request.request_id] = []
+                engine.submit(request, _pixels)
+
+        started_s = self._clock()
+        for requests in waiting:
+            ask(requests)
+        while engine.has_work:
+            for event in _events(engine):
+                answers[event.request_id] += event.token_ids
+                if event.error is not None:
+                    raise RuntimeError(event.error.message)
+                if event.usage is not None:
+                    usages.append(event.usage)
+                    ask(owners[event.request_id])
+        elapsed_s = self._clock() - started_s
+        stats = engine.stats()
+        return Figures(
+            elapsed_s,
+            stats.num_steps,
+            stats.generated_tokens,
+            [usage.decode_ms for usage in usages],
+            [usage.completion_tokens for usage in usages],
+            answers,
+            sum(engine.speculator.drafted.values()),
+            sum(engine.speculator.accepted.values()),
+        )
+
+
+WORKLOADS: Final[dict[str, Callable[[Bench, int], Stream]]] = {
+    "prose": Bench.prose,
+    "list": Bench.objects,
+    "form": Bench.form,
+    "dictation": Bench.dictation,
+    "chat": Bench.chat,
+    "still": Bench.still,
+    "slow": Bench.slow,
+    "cuts": Bench.cuts,
+}
+
+
+class Dictating:
+    """A runner that computes everything and then says a given text, each row from a place of its own."""
+
+    def __init__(self, runner: Runner, script: Sequence[int]) -> None:
+        self._runner = runner
+        self._script = script
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def step(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """See `Runner.step`."""
+        sampled = self._runner.step(rows)
+        asked = [own for row in rows if row.sampling is not None for own in (row.sampling, *row.drafted)]
+        return [
+            dataclasses.replace(token, token_id=self._script[(own.params.seed + own.output_index) % len(self._script)])
+            for token, own in zip(sampled, asked, strict=True)
+        ]
+
+
+def _events(engine: Engine) -> Iterator[Any]:
+    for message in engine.step():
+        if isinstance(message, TokenEvents):
+            yield from message.events
+
+
+def _scene(number: int, *, seed: int, drift: float = 0.0) -> bytes:
+    """A picture of the samples as a camera sees it: with noise, and moved by some pixels."""
+    name = PICTURES[number % len(PICTURES)]
+    with Image.open(ROOT / "samples" / "pictures" / f"{name}.jpg") as opened:
+        picture = opened.convert("RGB").resize((640, 480))
+    matrix = (1, 0, drift, 0, 1, drift / 2)
+    moved = picture.transform(picture.size, Image.Transform.AFFINE, matrix, fillcolor=(255, 255, 255))
+    noise = np.random.default_rng(seed).normal(0, 2, (480, 640, 1))
+    noisy = np.clip(np.asarray(moved, np.float32) + noise, 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noisy).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def _pixels(pixels: Pixels) -> torch.Tensor:
+    """uint8 (tiles, height, width, 3)."""
+    import torch
+
+    return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The controller on made-up machines: it finds the length that pays, costs next to nothing where none does, and notices
+when things change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine.speculation.acceptance import Acceptance, Rates
+from engine.speculation.controller import LENGTHS, Candidate, Controller
+from engine.speculation.step_times import StepTimes, row_class
+
+Machine = Callable[[int, int], float]
+
+
+def free(rows: int, tokens: int) -> float:
+    """Bound by weight traffic: up to 128 tokens cost what one costs."""
+    return 4e-3 * max(1.0, tokens / 128)
+
+
+def dispatch(rows: int, tokens: int) -> float:
+    """Two processor cores: as measured with the bundled model, 1.3 ms for one token and 3.5 ms for sixteen."""
+    return 0.8e-3 + 0.25e-3 * rows + (0.45e-3 * rows**0.5 + 0.11e-3 * (tokens - rows) if tokens > rows else 0.0)
+
+
+def dear(rows: int, tokens: int) -> float:
+    """Bound by arithmetic: a draft costs a token."""
+    return 1e-3 * tokens
+
+
+class Run:
+    """Steps of `rows` sequences whose guesses are right with some rate, and what they took."""
+
+    def __init__(self, machine: Machine, rows: int, *, noise: float = 0.1, seed: int = 0) -> None:
+        self.machine, self.rows, self.noise = machine, rows, noise
+        self.random = random.Random(seed)
+        self.controller = Controller()
+        self.acceptance = Acceptance(256)
+        self.chosen: list[int] = []
+
+    def steps(self, count: int, rate: float, length: int = 15) -> float:
+        """Speed over plain decoding: tokens by what plain steps would have taken for them."""
+        spent = tokens_out = 0.0
+        for _ in range(count):
+            lengths = [0] * self.rows
+            if self.controller.may_draft(self.rows, are_new=False):
+                rates = self.acceptance.rates(Rates(0.7, 0.8), 3.0)
+                lengths = self.controller.choose(self.rows, [Candidate(length, rates)] * self.rows, 1000)
+            gained = 0
+            for own in lengths:
+                right = next((index for index in range(own) if self.random.random() >= rate), own)
+                gained += right
+                if own:
+                    self.acceptance.add(right, own)
+                else:  # what was guessed and not checked is judged by its first token
+                    self.acceptance.add(int(self.random.random() < rate), 1)
+            tokens = self.rows + sum(lengths)
+            elapsed = self.machine(self.rows, tokens) * (1 + self.noise * abs(self.random.gauss(0, 1)))
+            self.controller.stepped(self.rows, tokens, gained, elapsed)
+            self.chosen.append(max(lengths))
+            spent += elapsed / (1 + self.noise * 0.8)
+            tokens_out += self.rows + gained
+        return tokens_out * self.machine(self.rows, self.rows) / self.rows / spent
+
+
+@pytest.mark.parametrize("rows", [1, 4, 24])
+@pytest.mark.parametrize("machine", [free, dispatch, dear], ids=lambda machine: machine.__name__)
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
+def test_it_never_costs_three_percent(machine: Machine, rows: int, rate: float) -> None:
+    assert min(Run(machine, rows, seed=seed).steps(1500, rate) for seed in range(3)) > 0.97
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 64])
+def test_where_a_draft_costs_a_token_nothing_is_drafted(rows: int) -> None:
+    run = Run(dear, rows)
+    run.steps(300, 0.9)
+    run.chosen.clear()
+    run.steps(1000, 0.9)
+    assert sum(length > 0 for length in run.chosen) < 30
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "rate", "least"),
+    [
+        (free, 1, 0.98, 10.0),
+        (free, 1, 0.8, 3.8),
+        (free, 64, 0.8, 1.7),
+        (dispatch, 1, 0.98, 4.0),
+        (dispatch, 1, 0.8, 1.6),
+        (dispatch, 16, 0.98, 1.85),
+        (dispatch, 64, 0.98, 1.7),
+    ],
+)
+def test_it_pays_where_it_can(machine: Machine, rows: int, rate: float, least: float) -> None:
+    run = Run(machine, rows)
+    run.steps(100, rate)
+    assert run.steps(500, rate) > least
+
+
+def test_a_scene_that_becomes_still_is_noticed_and_one_that_begins_to_cut_too() -> None:
+    run = Run(dispatch, 1)
+    run.steps(2000, 0.05)
+    assert sum(run.chosen[-200:]) < 20
+    assert run.steps(400, 0.97) > 2.5
+    assert run.steps(400, 0.05) > 0.9
+    assert run.steps(3000, 0.05) > 0.97
+
+
+def test_a_machine_that_slows_down_for_drafts_is_noticed() -> None:
+    """Such as when a neighbour takes the other core: verifying steps become dear, and plain ones do not."""
+    run = Run(free, 4)
+    run.steps(300, 0.6)
+    assert sum(run.chosen[-20:]) > 20
+    run.machine = dear
+    run.steps(400, 0.6)
+    assert run.steps(2000, 0.6) > 0.96
+
+
+def test_it_neither_begins_before_plain_steps_are_known_nor_goes_on_without_renewing_them() -> None:
+    run = Run(free, 2)
+    run.steps(2, 1.0)
+    assert run.chosen == [0, 0]
+    run.steps(1000, 1.0)
+    plain = [index for index, length in enumerate(run.chosen) if not length]
+    assert all(later - earlier <= 130 for earlier, later in itertools.pairwise(plain))
+    assert len(plain) < 20
+
+
+def test_room_and_lengths_are_kept_to() -> None:
+    controller = Controller()
+    for _ in range(3):
+        controller.stepped(4, 4, 0, 1e-3)
+    sure = Rates(0.99, 0.99)
+    candidates = [Candidate(15, sure), None, Candidate(5, sure), Candidate(15, Rates(0.1, 0.99))]
+    chosen = controller.choose(4, candidates, 1000)
+    assert chosen[1] == chosen[3] == 0
+    assert 0 < chosen[2] <= 5
+    assert set(chosen) <= {0, *LENGTHS}
+    assert sum(controller.choose(4, candidates, 4)) <= 4
+    assert controller.choose(4, candidates, 0) == [0] * 4
+    assert controller.choose(5, [None] * 5, 1000) == [0] * 5
+
+
+def test_a_clock_that_stands_still_teaches_nothing() -> None:
+    controller = Controller()
+    for _ in range(10):
+        controller.stepped(1, 1, 0, 0.0)
+    assert not controller.may_draft(1, are_new=True)
+
+
+def test_looking_that_takes_long_and_finds_nothing_becomes_rare() -> None:
+    controller = Controller()
+    for _ in range(10):
+        controller.stepped(1, 1, 0, 1e-3)
+    looked = 0
+    for _ in range(800):
+        if controller.may_draft(1, are_new=False):
+            looked += 1
+            controller.looked(1, 5e-4, found=False)
+    assert looked < 130
+    assert controller.may_draft(1, are_new=True)
+
+
+def test_step_times_between_and_beyond_what_was_measured() -> None:
+    times = StepTimes()
+    assert times.step_s(4, 8) is None
+    for _ in range(3):
+        times.add(4, 4, 4e-3)
+    assert times.plain_s(4) == pytest.approx(4e-3)
+    first_guess = times.step_s(4, 8)
+    assert first_guess is not None
+    assert first_guess > 4e-3
+    for _ in range(3):
+        times.add(4, 8, 6e-3)
+        times.add(4, 32, 12e-3)
+    assert times.step_s(4, 8) == pytest.approx(6e-3)
+    assert times.step_s(4, 20) == pytest.approx(7.5e-3)  # hoped
+    for _ in range(2):
+        times.add(4, 20, 9e-3)
+    assert times.step_s(4, 20) == pytest.approx(9e-3)
+    beyond = times.step_s(4, 64)
+    assert beyond is not None
+    assert beyond > 12e-3
+    assert times.plain_s(5) is None
+    assert len({row_class(rows) for rows in range(1, 65)}) <= 21

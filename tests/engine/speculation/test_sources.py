@@ -1,0 +1,252 @@
+"""What each source guesses, and that what it keeps stays small."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import SampledToken
+from engine.sequence import Clock, Sequence
+from engine.speculation import continuations, echo, habit
+from engine.speculation.continuations import BREAK, Continuations
+from engine.speculation.drafting import Drafting, Kind, Source
+from engine.speculation.echo import Echo
+from engine.speculation.habit import Habit
+from engine.speculation.ngram import NGrams
+from engine.speculation.replay import Replay
+from engine.speculation.speculator import Speculator
+from engine.speculation.verify import standing
+from preprocess.wire import EngineRequest, Pixels, SamplingParams, TextOptions
+
+
+def sequence(
+    output: Ordered[int] = (),
+    *,
+    prompt: Ordered[int] = (1, 2, 3),
+    pictures: Ordered[int] = (),
+    session: str = "",
+    grammar: str = "",
+) -> Sequence:
+    """A sequence that has said `output`; positions in `pictures` hold vision tokens."""
+    ids = np.array(prompt, dtype=np.int64)
+    keys = ids.copy()
+    keys[list(pictures)] += 1 << 40
+    params = SamplingParams(max_tokens=1000, grammar=grammar)
+    request = EngineRequest("r", ids.tobytes(), [], params, TextOptions(), 0.0, session_id=session)
+    made = Sequence(request, 0, ids, keys, [], no_pixels, 1000, Clock(0.0))
+    made.output_ids = list(output)
+    return made
+
+
+def no_pixels(pixels: Pixels) -> torch.Tensor:
+    raise AssertionError("no pictures here")
+
+
+def say(source: Source, answer: Ordered[int], **options: Any) -> list[tuple[Kind, list[int]] | None]:
+    """What is guessed before each token but the first of an answer, which then ends."""
+    asked, drafting, guesses = sequence(**options), Drafting(), []
+    asked.drafting = drafting
+    for token_id in answer:
+        asked.output_ids.append(token_id)
+        proposal = source.propose(asked, drafting, 15)
+        guesses.append(None if proposal is None else (proposal.kind, list(proposal.token_ids)))
+    source.ended(asked)
+    return guesses
+
+
+# ---- verifying -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.data())
+def test_what_stands_is_the_right_prefix_and_one_token_more(drafts: list[int], data: st.DataObject) -> None:
+    sampled = [SampledToken(data.draw(st.integers(0, 3))) for _ in range(len(drafts) + 1)]
+    kept = standing(drafts, sampled)
+    assert kept == sampled[: len(kept)]
+    assert [token.token_id for token in kept[:-1]] == drafts[: len(kept) - 1]
+    assert len(kept) == len(sampled) or sampled[len(kept) - 1].token_id != drafts[len(kept) - 1]
+
+
+# ---- n-grams ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_a_match_is_where_the_same_tokens_stood_before(ids: list[int]) -> None:
+    known = Continuations()
+    known.extend(ids)
+    match = known.find(known.ids)
+    earlier = [at for at in range(2, len(ids)) if ids[at - 2 : at] == ids[-2:]]
+    assert (match is None) == (not earlier)
+    if match is not None:
+        assert match.at in earlier[-2:]
+        assert ids[match.at - match.length : match.at] == ids[len(ids) - match.length :]
+
+
+def test_a_copy_goes_on_with_itself_and_stops_at_breaks() -> None:
+    known = Continuations()
+    known.extend([7, 8, 9, BREAK, 5, 6])
+    assert known.read(0, 10) == [7, 8, 9]
+    assert known.read(4, 5) == [5, 6, 5, 6, 5]
+
+
+def test_ngrams_quote_prompt_and_answer_but_no_picture() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 50, 50, 50, 7, 8]
+    guessed = say(NGrams(), [2, 3, 9, 2, 3, 9, 2], prompt=prompt, pictures=[6, 7, 8])
+    assert guessed[0] is None  # 8 2 never stood there
+    assert guessed[1] == (Kind.NGRAM_SHORT, [4, 5, 6])  # to the picture
+    assert guessed[4] is not None
+    assert guessed[4][1][:2] == [9, 2]
+    assert guessed[6] is not None
+    assert guessed[6][0] is Kind.NGRAM_LONG
+    assert guessed[6][1][:4] == [3, 9, 2, 3]
+
+
+def test_a_long_text_is_forgotten_by_halves() -> None:
+    known = Continuations()
+    generator = random.Random(0)
+    for _ in range(40):
+        known.extend(generator.randrange(400) for _ in range(1000))
+        assert len(known.ids) <= continuations.MAX_TOKENS
+        assert len(known._places) <= continuations.MAX_TOKENS
+
+
+# ---- echo ------------------------------------------------------------------------------------------------------------
+
+ANSWER = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
+
+
+def test_a_session_that_says_the_same_again_is_guessed_to_the_end() -> None:
+    source = Echo()
+    assert say(source, ANSWER, session="a") == [None] * 10
+    again = say(source, ANSWER, session="a")
+    assert again[:9] == [(Kind.ECHO, ANSWER[index + 1 :]) for index in range(9)]
+    assert again[9] is None
+    assert say(source, ANSWER, session="b") == [None] * 10
+    assert say(source, ANSWER) == [None] * 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ([10, 11, 99, 13], ANSWER[4:]),  # another word
+        ([10, 11, 14], ANSWER[5:]),  # two words left out
+        ([10, 11, 90, 91, 92, 15, 16], ANSWER[7:]),  # a piece put in: found again by what follows
+    ],
+)
+def test_a_change_is_stepped_over(changed: list[int], found: list[int]) -> None:
+    source = Echo()
+    say(source, ANSWER, session="a")
+    last = say(source, changed, session="a")[-1]
+    assert last is not None
+    assert last[1] == found
+
+
+def test_an_answer_that_goes_elsewhere_is_left_alone() -> None:
+    source = Echo()
+    say(source, ANSWER, session="a")
+    guesses = say(source, [10, 90, 91, 92, 93, 94, 95, 96], session="a")
+    assert guesses[0] is not None
+    assert guesses[1] is not None
+    assert guesses[1][0] is Kind.ECHO_ASTRAY
+    assert guesses[-1] is None
+
+
+def test_of_several_answers_the_one_to_the_same_question_comes_first() -> None:
+    source = Echo()
+    other = [10, 20, 21, 22]
+    say(source, ANSWER, session="a", prompt=[1, 1, 1])
+    say(source, other, session="a", prompt=[2, 2, 2])
+    first = [say(source, [10], session="a", prompt=[question] * 3)[0] for question in (1, 2, 3)]
+    assert [guess and guess[1][0] for guess in first[:2]] == [11, 20]
+
+
+def test_answers_without_a_session_are_shared_by_grammar_only() -> None:
+    source = Echo()
+    say(source, ANSWER, grammar="one")
+    assert say(source, ANSWER, grammar="one")[0] is not None
+    assert say(source, ANSWER, grammar="two")[0] is None
+
+
+def test_sessions_and_answers_are_few_and_short() -> None:
+    source = Echo()
+    for number in range(2 * echo.MAX_SESSIONS):
+        say(source, ANSWER, session=f"s{number}")
+        say(source, [1, 2, 3], session="kept")  # used again and again
+        assert len(source) <= echo.MAX_SESSIONS
+    assert say(source, ANSWER, session="s0")[0] is None
+    assert say(source, [1, 2, 3], session="kept")[0] is not None
+    source = Echo()
+    for number in range(20):
+        source.ended(sequence([number] * 5000, session="a"))
+    (answers,) = source._sessions.values()
+    assert len(answers) == echo.MAX_ANSWERS
+    assert all(len(answer.token_ids) <= echo.MAX_TOKENS for answer in answers)
+
+
+# ---- habit -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_followed_twice_is_guessed_the_third_time() -> None:
+    source = Habit()
+    assert say(source, ANSWER) == say(source, ANSWER) == [None] * 10
+    third = say(source, ANSWER)
+    assert all(guess is not None and guess[1][0] == ANSWER[index + 1] for index, guess in enumerate(third[:9]))
+    assert max(len(guess[1]) for guess in third if guess) > 2
+
+
+def test_what_follows_by_chance_is_not_guessed() -> None:
+    source, generator = Habit(), random.Random(0)
+    for _ in range(50):
+        say(source, [generator.randrange(30) for _ in range(30)])
+    guesses = say(source, [generator.randrange(30) for _ in range(200)])
+    assert sum(guess is not None for guess in guesses) < 60
+
+
+def test_habits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(habit, "MAX_CONTEXTS", 100)
+    source, generator = Habit(), random.Random(0)
+    for _ in range(50):
+        say(source, [generator.randrange(1000) for _ in range(30)])
+        assert len(source) <= 200
+
+
+# ---- all together ----------------------------------------------------------------------------------------------------
+
+
+def test_guesses_end_before_max_tokens_and_at_ids_that_cannot_be_said() -> None:
+    speculator = Speculator("auto", 15, 100)
+    speculator.sources = [Replay({"r": [5, 6, 7, 8, 200, 9]}, 1.0, 100)]
+    asked = sequence([5])
+    asked.drafting = Drafting()
+    candidate = speculator._candidate(asked, asked.drafting)
+    assert candidate is not None
+    assert candidate.length == 3
+    asked.max_tokens = 3
+    candidate = speculator._candidate(asked, asked.drafting)
+    assert candidate is not None
+    assert candidate.length == 1
+    asked.max_tokens = 2
+    assert speculator._candidate(asked, asked.drafting) is None
+
+
+@pytest.mark.parametrize("mode", ["none", "auto"])
+def test_a_runner_that_cannot_verify_is_sent_no_drafts(mode: Any) -> None:
+    assert not Speculator(mode, 0, 100).is_on
+    assert Speculator(mode, 15, 100).is_on == (mode == "auto")
+
+
+def test_a_script_is_right_as_often_as_it_says() -> None:
+    answer = list(range(1000))
+    source = Replay({"r": answer}, 0.8, 1000)
+    right = 0
+    for index in range(0, 990, 10):
+        proposal = source.propose(sequence(answer[: index + 1]), Drafting(), 9)
+        assert proposal is not None
+        right += sum(a == b for a, b in zip(proposal.token_ids, answer[index + 1 :], strict=False))
+    assert 0.75 < right / 891 < 0.85
