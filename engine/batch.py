@@ -5,7 +5,7 @@ A native decode step, CUDA graphs or another device live behind `Runner`; the sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -129,6 +129,12 @@ class Runner(Protocol):
 
     def facts(self) -> dict[str, object]:
         """What the table at start says of it: device, dtype, threads, kv_bytes, model_context."""
+        ...
+
+    def report_to(self, progress: Callable[[], None]) -> None:
+        """Call `progress` at every layer from now on: a step with a large picture can take a CPU minutes, and whoever
+        watches must not take that for a hang.
+        """
         ...
 
     def warm_up(self) -> None:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from preprocess.config import PictureBound
+
 
 class EngineConfig(msgspec.Struct, frozen=True):
     """Options of the engine process, all resolved.
@@ -22,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         max_waiting: Most requests waiting; one more is refused with 429.
         max_waiting_tokens: Most prompt tokens waiting.
         vision_cache_bytes: Bound of the vision embedding cache; 0 chooses from the largest picture (`engine.limits`).
-        max_picture_tokens: As in `PreprocessConfig`; decides how large the vision cache is chosen.
+        largest: As in `PreprocessConfig`; decides how large the vision cache is chosen.
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
             about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them; on a GPU none yet), or
@@ -42,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_waiting: int = 256
     max_waiting_tokens: int = 262_144
     vision_cache_bytes: int = 0
-    max_picture_tokens: int = 0
+    largest: PictureBound = PictureBound()
     prefix_cache: bool = True
     speculation: Literal["auto", "none", "ngram", "echo", "grammar", "habit"] = "auto"
     check: bool = False

@@ -74,7 +74,7 @@ def with_vision_cache(config: EngineConfig, runner: Runner) -> EngineConfig:
     """
     if config.vision_cache_bytes:
         return config
-    family = load_family(ModelFolder(Path(config.model)), config.max_picture_tokens)
+    family = load_family(ModelFolder(Path(config.model)), config.largest)
     largest = largest_item_tokens(family) * runner.embedding_bytes
     device = runner.slot_table.device
     free = free_memory(device)

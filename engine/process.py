@@ -55,6 +55,7 @@ def main() -> None:
         child.fail(error.message)
     except Exception as error:
         child.fail_unforeseen(error)
+    runner.report_to(child.beat)
     engine = Engine(config, runner)
     engine.grammars.warm_up()
     loop = EngineLoop(engine, child, inbox)

@@ -6,7 +6,7 @@ The scheduler decides what runs and owns the slots; this file owns the weights, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -29,10 +29,12 @@ class VisionEncoder(Protocol):
     Attributes:
         image_size: Side of a picture that it takes, in pixels.
         num_taps: Features of inner layers behind each vision token's own, for the model's first layers (DeepStack).
+        progress: Called at every layer.
     """
 
     image_size: int
     num_taps: int
+    progress: Callable[[], None]
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """uint8 (tiles or frames, height, width, 3) → vision tokens (num_tokens, hidden * (1 + num_taps)) of each."""
@@ -102,6 +104,10 @@ class TorchRunner:
             "kv_bytes": self.kv_pool.nbytes,
             "model_context": self.model.config.max_positions,
         }
+
+    def report_to(self, progress: Callable[[], None]) -> None:
+        """See `Runner.report_to`."""
+        self.encoder.progress = self.model.progress = progress
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`. Rows of the fresh slot table point at the dummy slot."""

@@ -33,15 +33,26 @@ class MediaLimits(msgspec.Struct, frozen=True):
     memory_bytes: int = 2 << 30
 
 
+class PictureBound(msgspec.Struct, frozen=True):
+    """How large a picture, or an item of a clip, is at most given to the encoder; 0 is no bound but the folder's own.
+
+    Attributes:
+        tokens: Vision tokens.
+        operations: That the encoder takes for it (`preprocess.families.encoder_cost`).
+    """
+
+    tokens: int = 0
+    operations: int = 0
+
+
 class PreprocessConfig(msgspec.Struct, frozen=True):
     """Options of a preprocess worker, all resolved. `exact_decode` turns reduced-scale JPEG decoding (`draft`) off.
 
-    `max_context` 0 takes the model's. `max_picture_tokens` makes pictures smaller where the encoder would attend over
-    more vision tokens at once (`Family.bound`); 0 takes the folder's own bound.
+    `max_context` 0 takes the model's. `largest` makes pictures smaller where they keep their size (`Family.bound`).
     """
 
     model: str
     limits: MediaLimits = MediaLimits()
     max_context: int = 0
     exact_decode: bool = False
-    max_picture_tokens: int = 0
+    largest: PictureBound = PictureBound()

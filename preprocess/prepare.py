@@ -86,12 +86,12 @@ class ModelProfile:
 
 def max_pixel_bytes_per_image(config: PreprocessConfig) -> int:
     """Bound of one picture's pixels, aligned as the arena wants them: what to lease for each picture of a job."""
-    return aligned(load_family(ModelFolder(config.model), config.max_picture_tokens).max_pixel_bytes)
+    return aligned(load_family(ModelFolder(config.model), config.largest).max_pixel_bytes)
 
 
 def pixel_bytes_per_clip(config: PreprocessConfig) -> int:
     """Pixels of a clip with the family's own number of frames: what to lease for each clip of a job."""
-    clips = load_family(ModelFolder(config.model), config.max_picture_tokens).clips
+    clips = load_family(ModelFolder(config.model), config.largest).clips
     return clips.lease_bytes + ceil(clips.max_frames / clips.frames_per_item) * aligned(1) if clips is not None else 0
 
 
@@ -102,7 +102,7 @@ class Preparer:
         folder = ModelFolder(config.model)
         self._config = config
         self._arena = arena
-        self._family: Family = load_family(folder, config.max_picture_tokens)
+        self._family: Family = load_family(folder, config.largest)
         self._prompts = PromptEncoder(folder, self._family)
         after_text = self._prompts.answers_follow_text
         self._no_grammar = CompiledGrammar("", leading_space=after_text)

@@ -74,12 +74,26 @@ def _with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 @app.command()
 @_with_options(*OPTIONS)
-def serve(**given: str | bool | None) -> None:
+def serve(
+    named: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model folder or a name on the hub, as with --model; by default the bundled one.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    **given: str | bool | None,
+) -> None:
     """Start the server: HTTP on 127.0.0.1:8000 unless told otherwise."""
     from server.launch import launch
     from server.presets import load_presets
     from server.tls import with_certificate
 
+    if named is not None:
+        if given["model"] is not None:
+            raise SettingsError(f"the model is named twice: {named!r}, and --model {given['model']!r}; leave one out")
+        given["model"] = named
     settings = with_certificate(Settings.load(given, os.environ).resolve_model())
     load_presets(settings.presets)  # a broken file is refused now
     raise typer.Exit(launch(settings))

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from engine.config import EngineConfig
-from preprocess.config import MediaLimits, PreprocessConfig
+from preprocess.config import MediaLimits, PictureBound, PreprocessConfig
 from server.model_source import ModelSourceError, default_model_name, model_folder
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
@@ -33,10 +33,9 @@ MIN_CONTEXT: Final = 16
 
 LEAST_WORKERS: Final = 2
 MOST_WORKERS: Final = 16
-CPU_PICTURE_TOKENS: Final = 1280
-"""What an encoder attends over at once grows with the square of a picture's tokens: the 16,384 that published folders
-allow take a GPU under a second, and a CPU longer than a process may be silent. 1,280 is about a megapixel, and the
-default of transformers' own Qwen2-VL processor."""
+CPU_ENCODER_OPERATIONS: Final = 11 * 10**12
+"""Of the encoder over one picture: what that of Qwen2-VL takes for 1,280 vision tokens (a megapixel, and the default of
+transformers' processor), or minutes of a CPU. The 16,384 tokens that published folders allow would take it hours."""
 
 
 class SettingsError(Exception):
@@ -110,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hang_timeout_s: Annotated[
         float,
         Option(
-            "A process that shows no sign of life for so long is ended and restarted; above the longest engine step.",
+            "A process that shows no sign of life for so long is ended and restarted; above any layer of a step.",
             unit="s",
             low=3,
             high=86_400,
@@ -152,8 +151,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_picture_tokens: Annotated[
         int,
         Option(
-            "Larger pictures and frames are made smaller, where a model keeps their size; 0: 1280 on a CPU, else the "
-            "model's.",
+            "Larger pictures and frames are made smaller, where a model keeps their size; 0: the model's own, on a CPU "
+            "as many as its encoder gets through in minutes.",
             unit="vision tokens",
             low=0,
             high=1_048_576,
@@ -400,9 +399,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     @property
-    def most_picture_tokens(self) -> int:
-        """`max_picture_tokens` with 0 replaced where the device does."""
-        return self.max_picture_tokens or (CPU_PICTURE_TOKENS if self.is_on_cpu else 0)
+    def largest_picture(self) -> PictureBound:
+        """`max_picture_tokens`, with 0 replaced by the encoder's work where that takes a CPU long."""
+        on_cpu = self.is_on_cpu and not self.max_picture_tokens
+        return PictureBound(self.max_picture_tokens, CPU_ENCODER_OPERATIONS if on_cpu else 0)
 
     @property
     def scheme(self) -> str:
@@ -433,7 +433,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
             vision_cache_bytes=int(self.vision_cache_mb * MEBIBYTE),
-            max_picture_tokens=self.most_picture_tokens,
+            largest=self.largest_picture,
             prefix_cache=self.prefix_cache,
             speculation=self.speculation,
         )
@@ -456,7 +456,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             max_context=self.max_context,
             exact_decode=self.exact_decode,
-            max_picture_tokens=self.most_picture_tokens,
+            largest=self.largest_picture,
         )
 
     def resolve_model(self) -> Settings:

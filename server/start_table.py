@@ -46,7 +46,7 @@ class Start:
         """Look into the model folder. Raises `SettingsError` for one that is not known."""
         try:
             folder = ModelFolder(Path(settings.model))
-            family = load_family(folder, settings.most_picture_tokens)
+            family = load_family(folder, settings.largest_picture)
             picture_tokens = largest_item_tokens(family)
         except ServiceError as error:
             raise SettingsError(f"--model: {error.message}") from None

@@ -133,6 +133,9 @@ class Decoder:
         prefix: Where its tensors are, such as ``"model.text_model"``.
         head: The output layer's module, such as ``"lm_head"``; without its own tensor it is the embedding table.
         tied: Whether the configuration says that it is.
+
+    Attributes:
+        progress: Called at every layer.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, *, prefix: str, head: str, tied: bool) -> None:
@@ -159,6 +162,8 @@ class Decoder:
             config.head_dim, config.max_positions, dtype=checkpoint.dtype, device=checkpoint.device
         )
 
+        self.progress: Callable[[], None] = lambda: None
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(tokens,) → (tokens, hidden)."""
         return self.embedding(token_ids)
@@ -175,9 +180,11 @@ class Decoder:
         if deepstack is not None:
             num_taps = len(deepstack.taps)
             for layer, tap in zip(self.layers, deepstack.taps, strict=False):
+                self.progress()
                 x = layer(x, self.rope, rotation, plan)
                 x.index_add_(0, deepstack.tokens, tap)
         for layer in self.layers[num_taps:]:
+            self.progress()
             x = layer(x, self.rope, rotation, plan)
         return x
 

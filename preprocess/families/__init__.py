@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+from preprocess.config import PictureBound
 from preprocess.families.idefics3 import Idefics3
 from preprocess.families.qwen2_vl import qwen2_5_vl, qwen2_vl
 from preprocess.families.qwen3_vl import qwen3_vl
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from preprocess.families.clips import ClipFamily
+    from preprocess.families.encoder_cost import EncoderCost
     from preprocess.families.layout import Normalisation, PictureLayout
     from preprocess.wire import Detail
 
@@ -32,6 +34,7 @@ class Family(Protocol):
         normalisation: What the encoder does to uint8 pixels on its device.
         max_pixel_bytes: Bound of `PictureLayout.num_bytes` for any picture.
         has_three_axes: Whether the language model takes positions of three axes (`preprocess.families.mrope`).
+        cost: What a picture costs its encoder; None where pictures are cut into tiles, of one size each.
         clips: How it wants clips; None where it only looks at pictures.
     """
 
@@ -40,6 +43,7 @@ class Family(Protocol):
     normalisation: Normalisation
     max_pixel_bytes: int
     has_three_axes: bool
+    cost: EncoderCost | None
     clips: ClipFamily | None
 
     def bound(self, num_tokens: int) -> None:
@@ -76,8 +80,8 @@ _FAMILIES: Final[dict[str, Callable[[ModelFolder], Family]]] = {
 }
 
 
-def load_family(folder: ModelFolder, max_tokens: int = 0) -> Family:
-    """The family of a model folder; `max_tokens`: see `Family.bound`, 0 takes the folder's own bounds.
+def load_family(folder: ModelFolder, largest: PictureBound | None = None) -> Family:
+    """The family of a model folder, with pictures and frames no larger than `largest`.
 
     Raises `ServiceError` for one that is not known.
     """
@@ -87,8 +91,11 @@ def load_family(folder: ModelFolder, max_tokens: int = 0) -> Family:
         code = "; code that comes with a model (auto_map) is never run" if folder.brings_code else ""
         raise bad_folder(folder.path, f"its model_type is {folder.model_type!r}; known are {known}{code}")
     family = make(folder)
-    if max_tokens:
-        family.bound(max_tokens)
+    if largest is not None:
+        by_cost = family.cost.tokens_within(largest.operations) if largest.operations and family.cost is not None else 0
+        num_tokens = min(filter(None, (largest.tokens, by_cost)), default=0)
+        if num_tokens:
+            family.bound(num_tokens)
     return family
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preprocess.families.clips import ClipFamily
+    from preprocess.families.encoder_cost import EncoderCost
     from preprocess.wire import Detail
 
 _MAX_RESIZED_SIDE: Final = 4096
@@ -52,6 +53,7 @@ class Idefics3:
         self._fake = names.get("fake_image_token", "<fake_token_around_image>")
         self._global = names.get("global_image_token", "<global-img>")
         self.max_pixel_bytes = self._max_tiles() * self._tile * self._tile * 3
+        self.cost: EncoderCost | None = None
         self.clips: ClipFamily | None = None
         if self.name == "smolvlm":
             self.clips = SmolVLMClips(

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from preprocess.errors import ClientError
+from preprocess.families.encoder_cost import EncoderCost, vision_number, vision_size
 from preprocess.families.layout import Normalisation, PictureLayout
 from preprocess.model_folder import ModelFolder, bad_folder
 
@@ -44,7 +45,7 @@ class QwenVL:
 
     has_three_axes = True
 
-    def __init__(self, folder: ModelFolder, clips: Callable[[ModelFolder, int], ClipFamily]) -> None:
+    def __init__(self, folder: ModelFolder, clips: Callable[[ModelFolder, int], ClipFamily], cost: EncoderCost) -> None:
         settings = folder.image_processor_config
         if not settings.get("do_resize", True):
             raise bad_folder(folder.path, "its image processor does not resize (do_resize), but pictures must fit")
@@ -57,6 +58,7 @@ class QwenVL:
         self.normalisation = _normalisation(settings)
         self.max_pixel_bytes = 3 * _most_pixels(self._side, self._least, self._most)
         self.clips: ClipFamily | None = clips(folder, _token_id(folder, "video_token_id"))
+        self.cost: EncoderCost | None = cost
 
     def bound(self, num_tokens: int) -> None:
         """See `Family.bound`."""
@@ -172,16 +174,27 @@ class Qwen2VLClips:
 
 def qwen2_vl(folder: ModelFolder) -> QwenVL:
     """Qwen2-VL (arXiv:2409.12191)."""
-    return QwenVL(folder, Qwen2VLClips)
+    width, layers = vision_size(folder, "embed_dim", 1280), vision_size(folder, "depth", 32)
+    mlp = 2 * width * round(width * vision_number(folder, "mlp_ratio", 4))
+    cost = EncoderCost(width, layers, mlp, vision_size(folder, "spatial_merge_size", 2) ** 2, layers)
+    return QwenVL(folder, Qwen2VLClips, cost)
 
 
 def qwen2_5_vl(folder: ModelFolder) -> QwenVL:
     """Qwen2.5-VL (arXiv:2502.13923): positions of a clip follow its seconds."""
-    vision = folder.config.get("vision_config") or {}
-    rate = vision.get("tokens_per_second", 4)
-    if not isinstance(rate, int) or rate < 1:
-        raise bad_folder(folder.path, f"vision_config.tokens_per_second is {rate!r}, expected a whole number above 0")
-    return QwenVL(folder, lambda folder, token_id: Qwen2VLClips(folder, token_id, rate))
+    rate = vision_size(folder, "tokens_per_second", 4)
+    width, layers = vision_size(folder, "hidden_size", 3584), vision_size(folder, "depth", 32)
+    full = (folder.config.get("vision_config") or {}).get("fullatt_block_indexes", [7, 15, 23, 31])
+    full = full if isinstance(full, list) else []  # the encoder refuses it
+    cost = EncoderCost(
+        width,
+        layers,
+        mlp_weights=3 * width * vision_size(folder, "intermediate_size", 3420),
+        patches_per_token=vision_size(folder, "spatial_merge_size", 2) ** 2,
+        full_layers=sum(layer in full for layer in range(layers)),
+        window=(vision_size(folder, "window_size", 112) // vision_size(folder, "patch_size", 14)) ** 2,
+    )
+    return QwenVL(folder, lambda folder, token_id: Qwen2VLClips(folder, token_id, rate), cost)
 
 
 # ---- sizes: the reference's arithmetic, in its own order, since float rounding decides -------------------------------

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from preprocess.errors import ClientError
+from preprocess.families.encoder_cost import EncoderCost, vision_size
 from preprocess.families.qwen2_vl import QwenVL, pixel_bounds, token_grid, token_side
 
 if TYPE_CHECKING:
@@ -124,4 +125,7 @@ class Qwen3VLClips:
 
 def qwen3_vl(folder: ModelFolder) -> QwenVL:
     """Qwen3-VL (arXiv:2511.21631), dense or with experts."""
-    return QwenVL(folder, Qwen3VLClips)
+    width, layers = vision_size(folder, "hidden_size", 1152), vision_size(folder, "depth", 27)
+    mlp = 2 * width * vision_size(folder, "intermediate_size", 4304)
+    cost = EncoderCost(width, layers, mlp, vision_size(folder, "spatial_merge_size", 2) ** 2, layers)
+    return QwenVL(folder, Qwen3VLClips, cost)

@@ -60,9 +60,10 @@ class SmolVLMClips:
         """See `ClipFamily.fit_into`. A frame is one tile, whose size the model was trained for."""
 
     def sample(self, timeline: Timeline, fps: float, max_frames: int) -> list[int]:
-        """See `ClipFamily.sample`."""
-        most, per_second = max_frames or self.max_frames, Fraction(fps or self.fps)
-        num_frames, duration, rate = timeline.num_frames, timeline.duration_s, timeline.rate
+        """See `ClipFamily.sample`. In floats, as in the reference: halves are rounded as they come out there."""
+        most, per_second = max_frames or self.max_frames, fps or self.fps
+        num_frames, rate = timeline.num_frames, float(timeline.rate)
+        duration = num_frames / rate
         wanted = max(min(round(per_second * duration), most), 1)
         first, last = 0, num_frames - 1
         if duration - 2 * _SKIP_S > most * per_second:

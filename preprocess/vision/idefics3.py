@@ -6,7 +6,7 @@ Papers: SigLIP (arXiv:2303.15343), position buckets after NaViT (arXiv:2307.0630
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -105,6 +105,7 @@ class Idefics3Encoder:
         settings = Fields(ModelFolder(checkpoint.folder).image_processor_config, "image processor: ")
         self.normalisation = Normalisation.read(settings, checkpoint.device)
         self.dtype = checkpoint.dtype
+        self.progress: Callable[[], None] = lambda: None
         # Pixels stay in (row, column, channel) order, so the convolution's weight takes that order too.
         self.patch_embedding = Linear(convolution.permute(0, 2, 3, 1).flatten(1), bias)
         side = config.image_size // patch
@@ -159,6 +160,7 @@ class Idefics3Encoder:
         )  # (tiles, patches, hidden)
         x = x + self._position_rows(rows, columns)
         for layer in self.layers:
+            self.progress()
             x = layer(x)
         x = self.norm(x)
         # Pixel shuffle: scale × scale neighbours side by side become one token.

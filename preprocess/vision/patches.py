@@ -6,9 +6,64 @@ merge 2:   0  1 │  4  5        token 0 is made of patches 0 … 3, token 1 of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import Fields
+from preprocess.blocks.linear import Linear
 from preprocess.blocks.rope import rotation
+from preprocess.model_folder import ModelFolder
+from preprocess.vision.normalisation import CLIP_MEAN, CLIP_STD, Normalisation
+
+
+class PatchEmbedding:
+    """Pixels of pictures, or of clips by so many frames, → patches in the encoder's width.
+
+    Args:
+        checkpoint: Where the weights are, and the processors' settings.
+        module: Of the convolution.
+        shape: Its weight's: (width, 3, frames, patch, patch).
+        merge: Side of the block of patches that becomes one vision token.
+        bias: Whether it has one.
+        clip_mean, clip_std: What clips are normalised by where the folder does not say.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        module: str,
+        shape: tuple[int, int, int, int, int],
+        merge: int,
+        *,
+        bias: bool,
+        clip_mean: Sequence[float] = CLIP_MEAN,
+        clip_std: Sequence[float] = CLIP_STD,
+    ) -> None:
+        folder, device = ModelFolder(checkpoint.folder), checkpoint.device
+        picture = Fields(folder.image_processor_config, "image processor: ")
+        clip = Fields(folder.video_processor_config, "video processor: ")
+        self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
+        self.of_clip = Normalisation.read(clip, device, mean=clip_mean, std=clip_std)
+        kernel = checkpoint.tensor(f"{module}.weight", shape)
+        shift = checkpoint.tensor(f"{module}.bias", shape[:1]) if bias else None
+        # Pixels stay in (frame, row, column, channel) order, so the convolution's weight takes that order too.
+        self.clip_patches = Linear(kernel.permute(0, 2, 3, 4, 1).flatten(1), shift)
+        # All frames of a picture are the same, so that it is enough to multiply it once.
+        self.picture_patches = Linear(kernel.sum(2).permute(0, 2, 3, 1).flatten(1), shift)
+        self.frames, self.patch = shape[2], shape[3]
+        self.merge = merge
+        self.dtype = checkpoint.dtype
+
+    def __call__(self, items: torch.Tensor) -> torch.Tensor:
+        """uint8 (items, frames, height, width, 3) → (items, patches, width)."""
+        frames = items.shape[1]
+        if frames not in (1, self.frames):
+            raise ValueError(f"an item of {frames} frames, expected 1 (a picture) or {self.frames} (of a clip)")
+        normalise, embed = (self.of_picture, self.picture_patches) if frames == 1 else (self.of_clip, self.clip_patches)
+        pixels = normalise(items.flatten(0, 1)).to(self.dtype).view(items.shape)
+        return embed(unfold(pixels, self.patch, self.merge))
 
 
 def unfold(pixels: torch.Tensor, patch: int, merge: int) -> torch.Tensor:

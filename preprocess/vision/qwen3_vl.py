@@ -9,7 +9,7 @@ language model's first layers add (DeepStack, arXiv:2406.04334). Attention sees 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +21,8 @@ from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
 from preprocess.blocks.rope import rotate_
-from preprocess.model_folder import ModelFolder
 from preprocess.vision.batching import encode_by_shape
-from preprocess.vision.normalisation import CLIP_MEAN, CLIP_STD, Normalisation
-from preprocess.vision.patches import axial_rotation, places, unfold
+from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -147,22 +145,22 @@ class Qwen3VLEncoder:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = Qwen3VLVisionConfig.read(checkpoint.config)
-        model, width, patch, frames = "model.visual", config.hidden_size, config.patch_size, config.frames
-        folder, device = ModelFolder(checkpoint.folder), checkpoint.device
+        model, width, patch = "model.visual", config.hidden_size, config.patch_size
         self.config = config
         self.image_size = 8 * patch * config.merge
         self.num_taps = len(config.taps)
-        self.dtype = checkpoint.dtype
-        picture = Fields(folder.image_processor_config, "image processor: ")
-        clip = Fields(folder.video_processor_config, "video processor: ")
-        self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
-        self.of_clip = Normalisation.read(clip, device)
-        kernel = checkpoint.tensor(f"{model}.patch_embed.proj.weight", (width, 3, frames, patch, patch))
-        bias = checkpoint.tensor(f"{model}.patch_embed.proj.bias", (width,))
-        # Pixels stay in (frame, row, column, channel) order, so the convolution's weight takes that order too.
-        self.clip_patches = Linear(kernel.permute(0, 2, 3, 4, 1).flatten(1), bias)
-        # All frames of a picture are the same, so that it is enough to multiply it once.
-        self.picture_patches = Linear(kernel.sum(2).permute(0, 2, 3, 1).flatten(1), bias)
+        self.progress: Callable[[], None] = lambda: None
+        shape = (width, 3, config.frames, patch, patch)
+        halves = [0.5] * 3
+        self.embed = PatchEmbedding(
+            checkpoint,
+            f"{model}.patch_embed.proj",
+            shape,
+            config.merge,
+            bias=True,
+            clip_mean=halves,
+            clip_std=halves,
+        )
         self.positions = Embedding.load(checkpoint, f"{model}.pos_embed", config.side**2, width)
         self.layers = [
             EncoderLayer(checkpoint, f"{model}.blocks.{index}", config) for index in range(config.num_layers)
@@ -180,18 +178,15 @@ class Qwen3VLEncoder:
     def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
         """uint8 (items, frames, height, width, 3) → (items, tokens, output_size * (1 + taps))."""
         config = self.config
-        frames, height, width = pictures.shape[1:4]
-        if frames not in (1, config.frames):
-            raise ValueError(f"an item of {frames} frames, expected 1 (a picture) or {config.frames} (of a clip)")
-        normalise, embed = (self.of_picture, self.picture_patches) if frames == 1 else (self.of_clip, self.clip_patches)
-        pixels = normalise(pictures.flatten(0, 1)).to(self.dtype).view(pictures.shape)
-        x = embed(unfold(pixels, config.patch_size, config.merge))  # (items, patches, hidden)
+        height, width = pictures.shape[2:4]
+        x = self.embed(pictures)  # (items, patches, hidden)
         rows, columns = height // config.patch_size, width // config.patch_size
         at = places(rows, columns, config.merge, x.device)
         x = x + self._position_rows(at, rows, columns)
         rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
         taps = []
         for index, layer in enumerate(self.layers):
+            self.progress()
             x = layer(x, rotation)
             if index in self.taps:
                 taps.append(self.taps[index](x))

@@ -77,6 +77,9 @@ class FakeRunner:
         self.before_encode()
         return [embed(picture) for picture in pixels]
 
+    def report_to(self, progress: Callable[[], None]) -> None:
+        """Nothing takes long."""
+
     def warm_up(self) -> None:
         """Nothing to warm."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import FAMILIES
 
 from engine.batch import Row, RowSampling, Runner, SampledToken, VisionRows
 from engine.config import EngineConfig
@@ -17,6 +18,7 @@ from engine.load import load_runner
 from engine.runner import TorchRunner
 from preprocess.blocks.linear import Linear
 from preprocess.wire import SamplingParams
+from tests.engine.family_parity import Checked, pixels_of
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 FIRST = RowSampling(GREEDY, 0)
@@ -170,3 +172,17 @@ def test_loading_does_not_import_transformers(tiny_model: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_tells_of_its_progress_at_every_layer(family: str, tmp_path: Path) -> None:
+    """So that a picture which takes a CPU minutes is not taken for a hang."""
+    checked = Checked(FAMILIES[family](tmp_path))
+    request = checked.request("picture before text", max_tokens=1)
+    heard: list[None] = []
+    checked.runner.report_to(lambda: heard.append(None))
+    checked.runner.encode([pixels_of(item.pixels) for item in request.media])
+    num_layers = len(checked.runner.encoder.layers)  # type: ignore[attr-defined]
+    assert len(heard) == num_layers
+    checked.answer(request)
+    assert len(heard) == 2 * num_layers + checked.runner.model.config.num_layers

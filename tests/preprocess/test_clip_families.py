@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from preprocess.families import load_family
@@ -74,6 +74,7 @@ def steady(num_frames: int, rate: Fraction | int) -> Timeline:
     fps=st.sampled_from([0.5, 1, 2, 3.3]),
     max_frames=st.sampled_from([1, 4, 8, 64]),
 )
+@example(num_frames=100, rate=60, fps=3.3, max_frames=8)  # five and a half frames by floats, less by fractions
 @settings(max_examples=200, deadline=None)
 def test_the_same_frames_are_sampled(
     family: ClipFamily, reference: Any, num_frames: int, rate: Fraction | int, fps: float, max_frames: int

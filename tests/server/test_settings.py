@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from engine.config import EngineConfig
-from preprocess.config import PreprocessConfig
+from preprocess.config import PictureBound, PreprocessConfig
 from server import model_source
-from server.settings import OPTIONS, Settings, SettingsError, environment_name
+from server.settings import CPU_ENCODER_OPERATIONS, OPTIONS, Settings, SettingsError, environment_name
 
 
 def test_defaults_pass_their_own_checks():
@@ -21,8 +21,9 @@ def test_defaults_agree_with_the_configs_that_they_fill():
     assert on_gpu.engine_config() == EngineConfig(model="", device="cuda")
     assert on_gpu.preprocess_config() == PreprocessConfig(model="")
     on_cpu = Settings(device="cpu")
-    assert on_cpu.engine_config() == EngineConfig(model="", max_picture_tokens=1280)
-    assert on_cpu.preprocess_config() == PreprocessConfig(model="", max_picture_tokens=1280)
+    assert on_cpu.engine_config() == EngineConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
+    assert on_cpu.preprocess_config() == PreprocessConfig(model="", largest=PictureBound(0, CPU_ENCODER_OPERATIONS))
+    assert Settings(max_picture_tokens=9).preprocess_config().largest == PictureBound(9)
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -30,7 +31,7 @@ def test_a_device_left_open_is_looked_for(monkeypatch: pytest.MonkeyPatch, found
     monkeypatch.setattr("server.settings.has_gpu", lambda: found)
     config = Settings().engine_config()
     assert config.device == "auto"
-    assert config.max_picture_tokens == (0 if found else 1280)
+    assert config.largest == PictureBound(0, 0 if found else CPU_ENCODER_OPERATIONS)
 
 
 def test_command_line_beats_environment_beats_default():

@@ -54,15 +54,22 @@ def test_the_arena_follows_the_largest_picture(
     assert Start.of(Settings(model=str(folder), workers=3, device="cuda")).settings.arena_mb == 256
 
 
-def test_pictures_are_smaller_on_a_cpu(tmp_path: Path) -> None:
+def test_pictures_that_would_take_a_cpu_hours_are_smaller_there(tmp_path: Path) -> None:
     folder = FAMILIES["qwen2_vl"](tmp_path)
     edited(folder, "preprocessor_config.json", min_pixels=56 * 56, max_pixels=12_845_056)
-    start = Start.of(Settings(model=str(folder)))
-    assert start.picture_tokens == 1280
-    assert "         larger ones are made smaller; --max-picture-tokens allows the model's own 50,176" in start.lines(
+    tiny = Start.of(Settings(model=str(folder)))
+    assert tiny.picture_tokens < tiny.own_picture_tokens  # 50,176 of 16 × 16 pixels: more work than a large encoder's
+    size = {"embed_dim": 1280, "depth": 32, "patch_size": 14}
+    vision = json.loads((folder / "config.json").read_text())["vision_config"]
+    edited(folder, "config.json", vision_config={**vision, **size, "mlp_ratio": 4})
+    edited(folder, "preprocessor_config.json", patch_size=14)
+    edited(folder, "video_preprocessor_config.json", patch_size=14)
+    large = Start.of(Settings(model=str(folder)))
+    assert large.picture_tokens == 1302
+    assert "         larger ones are made smaller; --max-picture-tokens allows the model's own 16,384" in large.lines(
         FACTS
     )
-    asked = Start.of(Settings(model=str(folder), max_picture_tokens=50_176))
+    asked = Start.of(Settings(model=str(folder), max_picture_tokens=16_384))
     assert asked.picture_tokens == asked.own_picture_tokens
     assert not any("made smaller" in line for line in asked.lines(FACTS))
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from serving import Served
 from streaming import Camera, framed, picture
+from tiny_models import FAMILIES
 from websockets.exceptions import ConnectionClosed
 
 REPORT_S = 1.3
@@ -57,23 +58,30 @@ def run(story: Any, timeout_s: float = 90) -> None:
 
 
 def test_earlier_frames_are_computed_once(served: Served) -> None:
-    async def story() -> None:
-        camera = await Camera(served.url).open(context_frames=4, prompt="What is new in the last of these pictures?")
-        cached, tokens = [], []
-        for number in range(12):
-            usage = (await camera.ask(framed(number, picture(number))))["usage"]
-            cached.append(usage["cached_tokens"])
-            tokens.append(usage["input_tokens"])
-        await camera.close()
-        per_frame = tokens[1] - tokens[0]
-        # 1, 2 … 8 frames, then 4 … 8: a prompt that grew by a frame computes that frame and the end of the template.
-        assert tokens == [tokens[0] + per_frame * i for i in (*range(8), 3, 4, 5, 6)]
-        for i in (*range(1, 8), 9, 10, 11):
-            assert tokens[i] - cached[i] <= per_frame + (tokens[0] - per_frame) // 2
-        assert cached[0] < per_frame
-        assert 0 < cached[8] < cached[7]  # cut back: only what stands before the frames is the same
+    run(_reuse_of_frames(served.url))
 
-    run(story())
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_earlier_frames_are_computed_once_where_positions_have_three_axes(family: str, tmp_path: Path) -> None:
+    with Served(FAMILIES[family](tmp_path), dtype="float32", threads=1, workers=1) as other:
+        run(_reuse_of_frames(other.url))
+
+
+async def _reuse_of_frames(url: str) -> None:
+    camera = await Camera(url).open(context_frames=4, prompt="What is new in the last of these pictures?")
+    cached, tokens = [], []
+    for number in range(12):
+        usage = (await camera.ask(framed(number, picture(number))))["usage"]
+        cached.append(usage["cached_tokens"])
+        tokens.append(usage["input_tokens"])
+    await camera.close()
+    per_frame = tokens[1] - tokens[0]
+    # 1, 2 … 8 frames, then 4 … 8: a prompt that grew by a frame computes that frame and the end of the template.
+    assert tokens == [tokens[0] + per_frame * i for i in (*range(8), 3, 4, 5, 6)]
+    for i in (*range(1, 8), 9, 10, 11):
+        assert tokens[i] - cached[i] <= per_frame + (tokens[0] - per_frame) // 2
+    assert cached[0] < per_frame
+    assert 0 < cached[8] < cached[7]  # cut back: only what stands before the frames is the same
 
 
 def test_answers_keep_to_the_shape_of_their_session_and_a_bad_schema_is_named(served: Served) -> None:
