@@ -75,6 +75,7 @@ def test_it_outlives_whoever_read_its_log(tiny_model: Path) -> None:
         assert server.client.post("/v1/chat/completions", json=question).status_code == 200
 
 
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="these tests run under nohup themselves")
 def test_a_closed_terminal_is_a_wish_to_stop_unless_nohup_says_otherwise(tiny_model: Path) -> None:
     with Served(tiny_model) as server:
         server.process.send_signal(signal.SIGHUP)

@@ -12,9 +12,9 @@ from serving import Served
 
 @pytest.fixture(scope="session")
 def served_ui() -> Iterator[Served]:
-    """The bundled model with its pages."""
+    """The bundled model with its pages. Without guesses words come one by one, which asks the most of a layout."""
     require_browser()
-    with Served(ROOT / "samples" / "model") as served:
+    with Served(ROOT / "samples" / "model", speculation="none") as served:
         yield served
 
 

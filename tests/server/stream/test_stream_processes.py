@@ -74,6 +74,7 @@ async def _reuse_of_frames(url: str) -> None:
         usage = (await camera.ask(framed(number, picture(number))))["usage"]
         cached.append(usage["cached_tokens"])
         tokens.append(usage["input_tokens"])
+        await asyncio.sleep(0.05)  # faster than 30 frames a second, and one would be dropped
     await camera.close()
     per_frame = tokens[1] - tokens[0]
     # 1, 2 … 8 frames, then 4 … 8: a prompt that grew by a frame computes that frame and the end of the template.
