@@ -240,6 +240,7 @@ def _server(model: str) -> Iterator[tuple[int, psutil.Process]]:
     """`beholder serve` on a free port, ready; ended by SIGTERM."""
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve", "--port", "0"]
+        command += ["--speculation", "none"]  # the same question comes again and again: any guess would be right
         process = subprocess.Popen([*command, "--model", model], stderr=log, stdout=log)
         try:
             yield _port_when_ready(process, log), psutil.Process(process.pid)
