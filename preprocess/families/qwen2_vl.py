@@ -200,23 +200,45 @@ def qwen2_5_vl(folder: ModelFolder) -> QwenVL:
 # ---- sizes: the reference's arithmetic, in its own order, since float rounding decides -------------------------------
 
 
-def fit(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """(width, height) in multiples of `side`, about the same shape, with `least` to `most` pixels. Raises `ClientError`
-    for pictures that are far too narrow.
+def fit(
+    width: int,
+    height: int,
+    side: int,
+    least: int,
+    most: int,
+    *,
+    num_frames: int = 1,
+    frames_counted: int = 1,
+    what: str = "picture",
+) -> tuple[int, int]:
+    """(width, height) in multiples of `side`, about the same shape, with `least` to `most` pixels in all frames.
+
+    Args:
+        width: As it comes.
+        height: As it comes.
+        side: Of a vision token, in pixels.
+        least: Pixels.
+        most: Pixels.
+        num_frames: Of this size.
+        frames_counted: How many of them the bounds are held against; the reference rounds here.
+        what: Has this size, in the words of an error.
+
+    Raises:
+        ClientError: It is far too narrow.
     """
     if max(width, height) / min(width, height) > _MAX_ASPECT:
         raise ClientError(
-            f"the picture is {width:,} × {height:,} pixels; this model takes none whose one side is more than "
+            f"the {what} is {width:,} × {height:,} pixels; this model takes none whose one side is more than "
             f"{_MAX_ASPECT} times the other. Crop it",
             code="image_too_narrow",
         )
     rows, columns = round(height / side) * side, round(width / side) * side
-    if rows * columns > most:
-        shrink = math.sqrt(height * width / most)
+    if frames_counted * rows * columns > most:
+        shrink = math.sqrt(num_frames * height * width / most)
         rows = max(side, math.floor(height / shrink / side) * side)
         columns = max(side, math.floor(width / shrink / side) * side)
-    elif rows * columns < least:
-        grow = math.sqrt(least / (height * width))
+    elif frames_counted * rows * columns < least:
+        grow = math.sqrt(least / (num_frames * height * width))
         rows, columns = math.ceil(height * grow / side) * side, math.ceil(width * grow / side) * side
     return columns, rows
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from preprocess.errors import ClientError
 from preprocess.families.encoder_cost import EncoderCost, vision_size
-from preprocess.families.qwen2_vl import QwenVL, pixel_bounds, token_grid, token_side
+from preprocess.families.qwen2_vl import QwenVL, fit, pixel_bounds, token_grid, token_side
 
 if TYPE_CHECKING:
     from preprocess.families.layout import PictureLayout
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_CLIP_PIXELS: Final = (128 * 32 * 32, 768 * 32 * 32)
 _DEFAULT_FPS: Final = 2.0
-_MAX_ASPECT: Final = 200
 _TIME_TOKENS: Final = 12
 """Of an item's time and what stands around the item, about."""
 
@@ -105,22 +103,17 @@ class Qwen3VLClips:
         if height < side or width < side:
             scale = max(side / height, side / width)
             height, width = int(height * scale), int(width * scale)
-        if max(width, height) / min(width, height) > _MAX_ASPECT:
-            raise ClientError(
-                f"the clip is {width:,} × {height:,} pixels; this model takes none whose one side is more than "
-                f"{_MAX_ASPECT} times the other. Crop it",
-                code="image_too_narrow",
-            )
-        rows, columns = round(height / side) * side, round(width / side) * side
         frames = round(num_frames / self.frames_per_item) * self.frames_per_item
-        if frames * rows * columns > max_pixels:
-            shrink = math.sqrt(num_frames * height * width / max_pixels)
-            rows = max(side, math.floor(height / shrink / side) * side)
-            columns = max(side, math.floor(width / shrink / side) * side)
-        elif frames * rows * columns < self._least:
-            grow = math.sqrt(self._least / (num_frames * height * width))
-            rows, columns = math.ceil(height * grow / side) * side, math.ceil(width * grow / side) * side
-        return columns, rows
+        return fit(
+            width,
+            height,
+            side,
+            self._least,
+            max_pixels,
+            num_frames=num_frames,
+            frames_counted=frames,
+            what="clip",
+        )
 
 
 def qwen3_vl(folder: ModelFolder) -> QwenVL:
