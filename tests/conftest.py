@@ -28,7 +28,15 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-_TINY: Final = ("tiny_tokenizer", "tiny_weights", "tiny_smolvlm", "tiny_qwen2_vl", "tiny_qwen3_vl", "tiny_models")
+_TINY: Final = (
+    "tiny_tokenizer",
+    "tiny_weights",
+    "tiny_smolvlm",
+    "tiny_qwen",
+    "tiny_qwen2_vl",
+    "tiny_qwen3_vl",
+    "tiny_models",
+)
 """Each after what it imports."""
 
 for _name in (*_TINY, "packed_models", "serving", "streaming", "soak", "clips", "browser"):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tiny_qwen import PATCH_SIZE, save_qwen
 from tiny_tokenizer import tiny_tokenizer
-from tiny_weights import randomise
-
-PATCH_SIZE: Final = 8
-"""Side of a patch in pixels; a vision token takes 2 × 2 of them."""
 
 SPECIAL_TOKENS: Final = [
     "<|endoftext|>",
@@ -61,9 +57,7 @@ def tiny_qwen3_vl(
         image: Settings of the image processor to replace.
         video: Settings of the video processor to replace.
     """
-    import torch
     import transformers
-    from transformers import GenerationConfig, PreTrainedTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_tokenizer(SPECIAL_TOKENS)
@@ -104,36 +98,18 @@ def tiny_qwen3_vl(
             **(text or {}),
         },
     )
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).to(torch.float32).eval()
-    randomise(model, seed)
-    with torch.no_grad():  # no model says placeholders, and the reference would look for their pictures
-        model.get_output_embeddings().weight[[ids["<|image_pad|>"], ids["<|video_pad|>"]]] = 0
-    model.generation_config = GenerationConfig(
-        bos_token_id=0, eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]], pad_token_id=0
-    )
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=SPECIAL_TOKENS,
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-    ).save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    shared = {
-        "patch_size": PATCH_SIZE,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "processor_class": "Qwen3VLProcessor",
-    }
     pixels = {"shortest_edge": 32 * 32, "longest_edge": 96 * 96}
-    images = {**shared, "size": pixels, "image_processor_type": "Qwen2VLImageProcessorFast", **(image or {})}
     frames = {"shortest_edge": 4 * 16 * 16, "longest_edge": 8 * 48 * 48}
-    videos = {**shared, "size": frames, "video_processor_type": "Qwen3VLVideoProcessor", **(video or {})}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images, indent=2) + "\n")
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos, indent=2) + "\n")
-    return folder
+    return save_qwen(
+        folder,
+        config,
+        tokenizer,
+        prefix=prefix,
+        seed=seed,
+        max_shard_size=max_shard_size,
+        special_tokens=SPECIAL_TOKENS,
+        chat_template=CHAT_TEMPLATE,
+        shared={"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "processor_class": "Qwen3VLProcessor"},
+        images={"size": pixels, "image_processor_type": "Qwen2VLImageProcessorFast", **(image or {})},
+        videos={"size": frames, "video_processor_type": "Qwen3VLVideoProcessor", **(video or {})},
+    )
