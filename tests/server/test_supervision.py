@@ -205,6 +205,7 @@ def test_a_picture_over_its_deadline_is_refused_and_others_go_on(tiny_model: Pat
     slow = io.BytesIO()
     Image.new("L", (9900, 9900)).save(slow, "PNG", compress_level=1)  # over a second to prepare; others take 3 ms
     with Served(tiny_model, workers=1, preprocess_deadline_s=0.5) as server:
+        server.wait_until_ready()  # the line in the log may come before the server has heard of the last process
         quick: list[int] = []
         started = threading.Thread(target=lambda: quick.append(server.caption(jpeg(3), max_tokens=2).status_code))
         refused: list[httpx.Response] = []
