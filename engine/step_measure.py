@@ -1,7 +1,7 @@
-"""Measures at start how long parts of a step take on a loaded runner, so that the first requests are planned by figures.
+"""Measures at start how long parts of a step take on a loaded runner, so that the first steps are planned by figures.
 
-Called once by the engine process, after the runner is warm and before anybody holds a slot: rows of the fresh slot table
-point at the dummy slot. What is larger than was measured follows from straight lines until it comes.
+Called once by the engine process, after the runner is warm and before anybody holds a slot: rows of the fresh slot
+table point at the dummy slot. What is larger than was measured follows from straight lines until it comes.
 """
 
 from __future__ import annotations
