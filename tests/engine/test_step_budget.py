@@ -1,6 +1,6 @@
 """Steps budgeted by time: what rides beside decoding, what does not, and that nothing is lost by it.
 
-Costs come from a table (`Table`), so that every batch follows from the requests.
+Costs come from a table, so that every batch follows from the requests.
 """
 
 from __future__ import annotations
@@ -12,43 +12,12 @@ import pytest
 import torch
 
 from engine.step_budget import LEAST_CHUNK, StepBudget
-from engine.step_costs import Load
 from preprocess.wire import EngineRequest, Pixels
+from tests.engine.cost_table import MS, Table
 from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 
 PROMPT = list(range(10, 40))
-MS = 1e-3
-
-
-class Table:
-    """Fixed costs: 10 ms to decode, a quarter millisecond a token of a prompt, a millisecond a slice; `unknown` sizes
-    of slices have not been measured.
-    """
-
-    def __init__(self, *, token_s: float = 0.25 * MS, slice_s: float = 1 * MS) -> None:
-        self.token_s = token_s
-        self.one_slice_s = slice_s
-        self.unknown: set[float] = set()
-        self.loads: list[Load] = []
-
-    def decode_s(self, rows: int, tokens: int) -> float:
-        return 10 * MS + self.prompt_s(tokens - rows)
-
-    def prompt_s(self, tokens: int) -> float:
-        return self.token_s * tokens
-
-    def slice_s(self, size: float) -> float:
-        return self.one_slice_s
-
-    def knows_slice(self, size: float) -> bool:
-        return size not in self.unknown
-
-    def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
-        self.loads.append(load)
-
-    def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
-        self.unknown.discard(size)
 
 
 def timed(
