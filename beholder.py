@@ -4,7 +4,7 @@ from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import ClipInfo, ImageInfo, Usage
 from server.decision_models import Decision
 from server.offline import Beholder, Caption, Clip
-from server.settings import SettingsError
+from server.options.option import SettingsError
 from server.subtitles import Cue, srt, webvtt
 
 __all__ = [

@@ -53,10 +53,11 @@ from server.decisions import decisions_of, questions_of, weighed
 from server.dispatcher import sequences_of
 from server.faults import rejection
 from server.intake import MAX_FPS, messages_of
+from server.options.option import SettingsError, nearest
 from server.presets import ask_preset, find_preset, load_presets, values_with_preset
 from server.request_models import DEFAULT_CLIP_PROMPT, DEFAULT_PROMPT
 from server.sampling_rules import sampling_options
-from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings, SettingsError, nearest
+from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings
 from server.subtitles import Cue
 
 if TYPE_CHECKING:
