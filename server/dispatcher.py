@@ -56,8 +56,8 @@ from preprocess.wire import (
     VideoPart,
 )
 from server.faults import rejection
+from server.sequences import sequences_of
 
-SEED_MASK = (1 << 63) - 1
 DEADLINE_REASON = "signal SIGALRM"
 """How a worker dies whose job overran its deadline: see `preprocess.worker`."""
 
@@ -648,22 +648,6 @@ class Dispatcher:
 
     def _send(self, name: str, message: Job | Look | Preview | EngineRequest | Abort | Reset) -> None:
         self._send_bytes(name, self._encoder.encode(message))
-
-
-def sequences_of(prepared: Prepared, n: int) -> list[EngineRequest]:
-    """What the engine is asked for a prepared request: one sequence a choice, a branch of its questions, or a part."""
-    request, sampling = prepared.request, prepared.request.sampling
-    replace = msgspec.structs.replace
-    if prepared.branches:
-        return [
-            replace(request, prompt_ids=branch.prompt_ids, sampling=replace(sampling, score_ids=branch.score_ids))
-            for branch in prepared.branches
-        ]
-    requests = [request, *prepared.further] if prepared.segments else [request] * n
-    return [
-        replace(each, sampling=replace(each.sampling, seed=(each.sampling.seed + choice) & SEED_MASK))
-        for choice, each in enumerate(requests)
-    ]
 
 
 def _killed_worker(job: Job | Look | Preview, reason: str) -> ClientError:

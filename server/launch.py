@@ -26,7 +26,8 @@ from preprocess.arena import Arena
 from preprocess.child import BEAT_EVERY_S, EXIT_BAD_START, push_socket
 from preprocess.wire import ChildState, Drain
 from server.child_process import ChildProcess, Surroundings, describe_exit
-from server.settings import Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import Settings
 from server.socket_folder import socket_folder
 from server.start_table import Start
 
