@@ -1,7 +1,7 @@
 """Encoding a picture in slices: an encoder stops between any two layers and goes on in a later step, to equal results.
 
-    slices of a batch    │ begin │ layer 0 │ layer 1 │ … │ layer n - 1 │ finish │
-                       pixels → patches                         patches → vision tokens
+    slices of a batch    │ begin, layer 0 │ layer 1 │ … │ layer n - 1, finish │
+                         pixels → patches                 patches → vision tokens
 
 A picture is one batch, or several where its tiles are many; then the slices of one follow those of the other. What goes
 from slice to slice is an `EncoderState`. Knows nothing of when slices run: `engine.encoding` decides that.
@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
-
-ENDS: Final = 2
-"""Slices of a batch beside its layers: `begin` and `finish`."""
 
 Windows = list[tuple[int, int]]
 """Of a picture's patches in order: so many windows, of so many patches each."""
@@ -85,7 +82,7 @@ class SlicedEncoder(Protocol):
 
 def num_slices(encoder: SlicedEncoder, shape: Sequence[int]) -> int:
     """In how many slices a picture of this shape is encoded."""
-    return encoder.num_batches(shape) * (encoder.num_layers + ENDS)
+    return encoder.num_batches(shape) * encoder.num_layers
 
 
 def encode_batch(encoder: SlicedEncoder, batch: torch.Tensor) -> torch.Tensor:
@@ -120,13 +117,10 @@ class SlicedEncoding:
     def run(self, num_slices: int) -> None:
         """The next slices. Raises IndexError where not so many are left."""
         for _ in range(num_slices):
-            state = self._state
-            if state is None:
+            if self._state is None:
                 self._state = self._encoder.begin(self._batches.popleft())
-            elif state.next_layer < self._encoder.num_layers:
-                self._encoder.run(state, 1)
-            else:
-                self._results.append(self._encoder.finish(state))
+            if self._encoder.run(self._state, 1):
+                self._results.append(self._encoder.finish(self._state))
                 self._state = None
 
     def result(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tiny_models import FAMILIES
 from engine.config import EngineConfig
 from engine.load import load_runner
 from engine.runner import TorchRunner
-from preprocess.vision.slices import ENDS, SlicedEncoding
+from preprocess.vision.slices import SlicedEncoding
 
 Load = Callable[[str], TorchRunner]
 
@@ -115,7 +115,7 @@ def test_what_is_kept_is_counted_and_bounded_by_what_a_layer_takes(family: str, 
         batch = runner.encoder.batches(item)[0]
         state = runner.encoder.begin(batch)
         assert state.num_bytes <= most <= state.num_bytes + item.nbytes + 2 * result.nbytes
-        assert runner.num_slices(item.shape) == runner.encoder.num_batches(item.shape) * (layers + ENDS)
+        assert runner.num_slices(item.shape) == runner.encoder.num_batches(item.shape) * layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,7 +128,7 @@ def test_every_layer_reports_progress_and_nothing_can_be_had_too_early(family: s
     with pytest.raises(RuntimeError, match="before its last slice"):
         sliced.result()
     sliced.run(runner.num_slices(item.shape) - 1)
-    assert len(reports) == runner.encoder.num_layers
+    assert len(reports) == runner.encoder.num_layers - 1
     with pytest.raises(RuntimeError, match="before its last slice"):
         sliced.result()
     sliced.run(1)
