@@ -83,7 +83,7 @@ class Encodings:
         entry = self._vision.hold(picture.key, picture.num_tokens, (sequence.serial, picture.index))
         if entry is not None:
             entry.num_slices = num_slices
-            room.pictures -= num_slices == 1
+            room.pictures -= 1
         return entry
 
     def _go_on(

@@ -4,8 +4,8 @@
     │ one token for each stream│ slices of a picture, chunks of prompts
 
 The target binds while whoever has waited longest for a first token is younger than `--ttft-target-ms`; from then on
-the room doubles with every quarter of that, so that under load the queue moves and no throughput is given away. Where
-nobody decodes a step takes everything at once.
+the room grows with its waiting, so that under load the queue moves and no throughput is given away, up to one new
+picture a step. Where nobody decodes a step takes everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
 same order give the same batches.
@@ -23,11 +23,10 @@ from engine.step_costs import Costs, Load
 
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
-DOUBLES: Final = 4
-"""How often the room doubles while a request waits for as long again as the target says."""
-MOST_DOUBLINGS: Final = 40
-WHOLE_PICTURES: Final = 1
-"""Pictures that cannot be cut are encoded one a step beside decoding."""
+GROWS: Final = 8
+"""By how many times itself the room has grown when a request has waited for twice as long as the target says."""
+NEW_PICTURES: Final = 1
+"""A step beside decoding begins no more, whatever the room."""
 LEAST_CHUNK: Final = 16
 """Tokens of a prompt that a step takes even where no time is left, if it takes nothing else: work always goes on."""
 
@@ -40,7 +39,7 @@ class Room:
         load: What it takes so far.
         target_s: How long it should take; infinite where nobody decodes.
         left_s: Of that.
-        pictures: How many more may be begun that are encoded as a whole.
+        pictures: How many more may be begun.
     """
 
     costs: Costs | None
@@ -134,15 +133,15 @@ class StepBudget:
         if not rows:
             return Room(self.costs, load)
         if self.costs is None:
-            return Room(None, load, pictures=WHOLE_PICTURES)
+            return Room(None, load, pictures=NEW_PICTURES)
         decode_s = self.costs.decode_s(rows, tokens)
         target_s = self._itl_target_s or STEADY * decode_s
         left_s = max(target_s - decode_s, 0.0)
         age_s = 0.0 if waiting_since_s is None else self.now_s - waiting_since_s
         if age_s > self._ttft_target_s:
-            doublings = min(DOUBLES * (age_s / self._ttft_target_s - 1.0), MOST_DOUBLINGS)
-            left_s = max(left_s, (STEADY - 1.0) * decode_s) * 2.0**doublings
-        return Room(self.costs, load, target_s, left_s, WHOLE_PICTURES)
+            late = age_s / self._ttft_target_s - 1.0
+            left_s = max(left_s, (STEADY - 1.0) * decode_s) * (1.0 + GROWS * late)
+        return Room(self.costs, load, target_s, left_s, NEW_PICTURES)
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""

@@ -2,8 +2,9 @@
 
     step = decode of so many rows  +  so many tokens of prompts beside it  +  so many slices of pictures
 
-`engine.step_budget` plans by it. Shared machines are noisy and texts grow, so each figure is the median of the newest
-measurements of about its size; between sizes lie straight lines.
+`engine.step_budget` plans by it. Shared machines are noisy and texts grow, so what counts are medians of the newest
+measurements; between sizes lie straight lines. What prompts add to a step is the difference of two noisy times and
+comes in every size, so there the shape of the start stays and one factor is learned.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from typing import Final, Protocol
 
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts."""
+RATIOS: Final = 15
+"""The same for what prompts take, as a part of what they took at start."""
+LEAST_SHARE: Final = 0.05
+"""A prompt that adds less than this to a step says nothing about prompts."""
+LEAST_RATIO: Final = 0.25
+MOST_RATIO: Final = 8.0
 CLASSES: Final = 4
 """Sizes of an octave that are told apart, above 8."""
 
@@ -112,14 +119,16 @@ class StepCosts:
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
+        self._ratios: deque[float] = deque(maxlen=RATIOS)
+        self._ratio = 1.0
 
     def decode_s(self, rows: int, tokens: int) -> float:
         """See `Costs.decode_s`: drafts cost what tokens of prompts do."""
-        return self.decode.at(rows) + self.prompt.at(tokens - rows)
+        return self.decode.at(rows) + self.prompt_s(tokens - rows)
 
     def prompt_s(self, tokens: int) -> float:
         """See `Costs.prompt_s`."""
-        return self.prompt.at(tokens)
+        return self.prompt.at(tokens) * self._ratio
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""
@@ -143,9 +152,15 @@ class StepCosts:
             return
         rest_s = elapsed_s - (encoding_s or 0.0)
         if load.prompt_tokens:
-            self.prompt.add(load.prompt_tokens, rest_s - decode_s)
+            self._learn_ratio(rest_s - decode_s, self.prompt.at(load.prompt_tokens), decode_s)
         elif load.tokens == load.rows:
             self.decode.add(load.rows, rest_s)
+
+    def _learn_ratio(self, prompt_s: float, at_start_s: float, decode_s: float) -> None:
+        if at_start_s <= LEAST_SHARE * decode_s:
+            return
+        self._ratios.append(min(max(prompt_s / at_start_s, LEAST_RATIO), MOST_RATIO))
+        self._ratio = sorted(self._ratios)[len(self._ratios) // 2]
 
     def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
         """See `Costs.encoded`."""

@@ -18,13 +18,14 @@ from preprocess.wire import SamplingParams
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS: Final = (16, 64, 256, 1024)
+"""Tokens; fewer take their part of the first."""
 BESIDE: Final = 8
 """Rows that decode while prompts are measured."""
 CONTEXT: Final = 64
 """Tokens before those that decode."""
 REPEATS: Final = 3
 LIMIT_S: Final = 1.5
-"""After so long nothing else is measured: a slow model is not to start much later for it."""
+"""After so long only the least is measured, once: a slow model is not to start much later for it."""
 
 
 def measure(
@@ -46,12 +47,13 @@ class _Measurement:
         runner, costs = self._runner, StepCosts()
         costs.decode.add(1, self._timed(lambda: self._step(1)))
         self._picture(costs)
-        for rows in ROWS[1:]:
-            if rows <= runner.max_rows and self._has_time:
-                costs.decode.add(rows, self._timed(lambda rows=rows: self._step(rows)))  # type: ignore[misc]
         beside = min(BESIDE, runner.max_rows - 1)
+        for rows in sorted({*ROWS[1:], beside} - {0, 1}):
+            if rows <= runner.max_rows and (self._has_time or rows == beside):
+                costs.decode.add(rows, self._timed(lambda rows=rows: self._step(rows)))  # type: ignore[misc]
         for tokens in PROMPTS:
-            if tokens <= min(max_batched_tokens, runner.max_positions) and self._has_time and beside:
+            is_first = tokens == PROMPTS[0]
+            if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
                 elapsed_s = self._timed(lambda tokens=tokens: self._step(beside, tokens))  # type: ignore[misc]
                 costs.prompt.add(tokens, elapsed_s - costs.decode.at(beside))
         return costs

@@ -168,11 +168,11 @@ def test_without_a_target_everything_comes_as_soon_as_it_can() -> None:
 # ---- waiting ----
 
 
-def test_from_the_ttft_target_on_room_doubles_with_every_quarter() -> None:
+def test_from_the_ttft_target_on_room_grows_with_the_waiting() -> None:
     budget = StepBudget(Table(), 0.0, 0.3)
     budget.now_s = 10.0
-    rooms = [budget.open(4, 4, 10.0 - age_s).left_s for age_s in (0.0, 0.29, 0.3, 0.375, 0.6)]
-    assert [round(room / MS, 3) for room in rooms] == [3, 3, 3, 6, 48]
+    rooms = [budget.open(4, 4, 10.0 - age_s).left_s for age_s in (0.0, 0.29, 0.3, 0.375, 0.6, 3.0)]
+    assert [round(room / MS, 3) for room in rooms] == [3, 3, 3, 9, 27, 219]
     assert budget.open(4, 4, None).left_s == pytest.approx(3 * MS)
     assert budget.open(0, 0, 0.0).left_s == math.inf
 

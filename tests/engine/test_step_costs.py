@@ -48,13 +48,28 @@ def test_what_a_step_took_is_split_into_its_parts() -> None:
     costs = StepCosts()
     costs.stepped(Load(4, 4), 1.0, 0.0)
     assert costs.decode_s(4, 4) == 1.0
+    costs.prompt.add(200, 0.5)
+    assert costs.prompt_s(100) == pytest.approx(0.25)
     costs.stepped(Load(4, 4, 100), 1.5, 0.0)
-    assert costs.prompt_s(100) == pytest.approx(0.5)
+    assert costs.prompt_s(100) == pytest.approx(0.5), "twice as long as at start"
+    assert costs.prompt_s(200) == pytest.approx(1.0)
     costs.stepped(Load(4, 4, 0, [(10.0, 2)]), 3.0, 2.0)
     assert costs.decode_s(4, 4) == 1.0
     costs.stepped(Load(4, 4, 100, [(10.0, 2)]), 1.9, None)
     assert costs.slice_s(10.0) == pytest.approx(0.2)
     assert costs.decode_s(4, 104) == pytest.approx(1.5), "drafts are tokens, too"
+
+
+def test_one_odd_step_changes_nothing_that_is_known_of_prompts() -> None:
+    costs = StepCosts()
+    costs.decode.add(4, 1.0)
+    costs.prompt.add(100, 0.5)
+    for elapsed_s in (1.5, 1.5, 9.0, 0.2, 1.5):
+        costs.stepped(Load(4, 4, 100), elapsed_s, 0.0)
+    assert costs.prompt_s(100) == pytest.approx(0.5)
+    costs.stepped(Load(4, 4, 1), 3.0, 0.0)
+    costs.stepped(Load(4, 4, 1), 3.0, 0.0)
+    assert costs.prompt_s(100) == pytest.approx(0.5), "a token takes too little to tell"
 
 
 @pytest.mark.parametrize("load", [Load(0, 0, 100), Load(4, 9), Load(4, 4, 9, [(1.0, 1), (2.0, 1)])])
@@ -72,7 +87,7 @@ def test_a_runner_is_measured_at_start(make: type[FakeRunner], slices: int) -> N
     runner = timed_runner(make, now)
     runner.slices_of_picture = slices
     costs = measure(runner, 64, clock=lambda: now[0], limit_s=1e9)
-    assert [costs.decode_s(rows, rows) for rows in (1, 2, 4, 8)] == [2, 3, 5, 9]
+    assert [costs.decode_s(rows, rows) for rows in (1, 2, 4, 7, 8)] == [2, 3, 5, 8, 9]
     assert costs.prompt_s(64) == 64
     assert costs.slice_s(1 / slices) > 0
 
@@ -81,8 +96,10 @@ def test_a_slow_runner_is_measured_no_longer_than_allowed() -> None:
     now = [0.0]
     runner = timed_runner(FakeRunner, now)
     costs = measure(runner, 64, clock=lambda: now[0], limit_s=1.0)
-    assert now[0] <= 4, "one step and one picture"
-    assert costs.decode_s(1, 1) == costs.decode_s(8, 8) == 2
+    assert now[0] == 2 + 1 + 1 + 8 + 24, "one row, a picture twice, seven of eight rows, sixteen tokens beside them"
+    assert costs.decode_s(1, 1) == 2
+    assert costs.decode_s(7, 7) == 8
+    assert costs.prompt_s(16) == 16
 
 
 def timed_runner(make: type[FakeRunner], now: list[float]) -> FakeRunner:
