@@ -130,7 +130,7 @@ console.log(JSON.stringify(events));
 
 
 def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: Any, tmp_path: Path) -> None:
-    service.delay_s = 0.03
+    service.held_after, service.num_held = 1, 1
     (tmp_path / "resume.mjs").write_text(SCRIPT % (CLIENTS / "live.mjs").as_uri())
     done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"))
     assert done.returncode == 0, done.stderr
