@@ -106,10 +106,14 @@ class Child:
 
     def receive(self, socket: zmq.Socket[bytes]) -> bytes:
         """The next message, however long it takes; meanwhile this process is known to be alive."""
+        return self.receive_frames(socket)[0]
+
+    def receive_frames(self, socket: zmq.Socket[bytes]) -> list[bytes]:
+        """The same, of messages that have several frames."""
         self.beat()
         while not socket.poll(round(BEAT_EVERY_S * 1e3)):
             self.beat()
-        return socket.recv()
+        return socket.recv_multipart()
 
     def fail(self, message: str) -> NoReturn:
         """Tell the launcher that this process cannot start as configured, and end."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -55,14 +56,19 @@ from preprocess.wire import (
     TextPart,
     VideoPart,
 )
+from preprocess.wire.framing import frames_of
 from server.faults import rejection
 from server.sequences import sequences_of
 
 DEADLINE_REASON = "signal SIGALRM"
 """How a worker dies whose job overran its deadline: see `preprocess.worker`."""
 
-Send = Callable[[str, bytes], None]
-"""Pushes bytes to the process behind a socket name: ``"engine"``, ``"worker-0"``."""
+
+class Send(Protocol):
+    """Pushes a message to the process behind a socket name: ``"engine"``, ``"worker-0"``."""
+
+    def __call__(self, name: str, /, *frames: bytes) -> None:
+        """`frames` are one message: see `preprocess.wire.framing`."""
 
 
 @dataclass
@@ -177,7 +183,7 @@ class Dispatcher:
         roles += [("preprocess", index) for index in range(num_workers)]
         self._children = {place: _Child(ChildState(*place, up=False, reason="starting")) for place in roles}
         self.on_drain: Callable[[float], None] = lambda _: None
-        self._send_bytes = send
+        self._send_frames = send
         self._pixel_bytes_per_image = pixel_bytes_per_image
         self._pixel_bytes_per_clip = pixel_bytes_per_clip
         self._max_waiting = max_waiting
@@ -288,7 +294,7 @@ class Dispatcher:
             ClientError: It is none, or the queue is full (429).
             ServiceError: Draining.
         """
-        shown = await self._ask_worker(Preview(self._new_id(), part), len(part.data) + len(part.data_url))
+        shown = await self._ask_worker(Preview(self._new_id(), part), part.num_bytes)
         assert isinstance(shown, Previewed)
         return shown
 
@@ -347,7 +353,7 @@ class Dispatcher:
         questions: list[Question],
     ) -> _Call:
         media = [part for message in messages for part in message.content if not isinstance(part, TextPart)]
-        num_bytes = sum(len(part.data) + len(part.data_url) for part in media)
+        num_bytes = sum(part.num_bytes for part in media)
         job = Job(
             self._new_id(),
             messages,
@@ -400,7 +406,7 @@ class Dispatcher:
             job = msgspec.structs.replace(
                 self._with_lease(call), request_id=worker.job, generation=worker.state.generation
             )
-            self._send(f"worker-{index}", job)
+            self._send_frames(f"worker-{index}", *frames_of(job))
 
     def _with_lease(self, call: _Call) -> Job | Look | Preview:
         """The call's job with room for its pixels; looks and previews need none."""
@@ -631,8 +637,8 @@ class Dispatcher:
         both_up = self._children["engine", 0].up and self._children["detokenizer", 0].up
         return both_up and self._engine_reset and self._detokenizer_reset
 
-    def _send(self, name: str, message: Job | Look | Preview | EngineRequest | Abort | Reset) -> None:
-        self._send_bytes(name, self._encoder.encode(message))
+    def _send(self, name: str, message: EngineRequest | Abort | Reset) -> None:
+        self._send_frames(name, self._encoder.encode(message))
 
 
 def _killed_worker(job: Job | Look | Preview, reason: str) -> ClientError:

@@ -46,10 +46,10 @@ def main() -> None:
 def _dispatcher(child: Child, settings: Settings) -> Dispatcher:
     links: dict[str, zmq.Socket[bytes]] = {}
 
-    def send(name: str, data: bytes) -> None:
+    def send(name: str, *frames: bytes) -> None:
         if name not in links:
             links[name] = push_socket(child.context, child.boot.socket_folder, name)
-        links[name].send(data)
+        links[name].send_multipart(frames, copy=False)  # small frames are copied all the same
 
     return Dispatcher(
         send,

@@ -38,6 +38,7 @@ from preprocess.wire import (
     TextPart,
     VideoPart,
 )
+from preprocess.wire.framing import job_of
 from server.dispatcher import Dispatcher, Generation
 
 PICTURE_BYTES = 1000
@@ -60,9 +61,10 @@ class Scripted:
             max_waiting_bytes=max_waiting_bytes,
         )
 
-    def _keep(self, name: str, data: bytes) -> None:
-        kind: Any = Job | Look if name.startswith("worker") else EngineInput
-        self.sent.append((name, msgspec.msgpack.decode(data, type=kind)))
+    def _keep(self, name: str, *frames: bytes) -> None:
+        is_job = name.startswith("worker")
+        message: Any = job_of(frames) if is_job else msgspec.msgpack.decode(frames[0], type=EngineInput)
+        self.sent.append((name, message))
 
     def tell(self, *messages: msgspec.Struct) -> None:
         for message in messages:
