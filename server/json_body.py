@@ -108,7 +108,7 @@ async def read_json(request: Request, max_bytes: int, budget: BodyBudget) -> Jso
     """The body of a request.
 
     Raises:
-        ClientError: 413 or 429 as `body_chunks` does, 413 for too much besides pictures and clips, 400 for too many values.
+        ClientError: As `body_chunks` does; 413 for too much text, 400 for too many values.
         ClientGone: The client left before its end.
     """
     lifter = Lifter()
