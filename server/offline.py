@@ -198,7 +198,9 @@ class Beholder(Stages):
 
         Refusals are raised here, before the first piece is asked for.
         """
-        return self._pieces(self._submit(*self._asked(picture, prompt, sampling)))
+        pieces = self._pieces(self._submit(*self._asked(picture, prompt, sampling)))
+        next(pieces)
+        return pieces
 
     def caption_all(
         self, pictures: Iterable[Picture], prompt: str | None = None, **sampling: object
@@ -213,7 +215,7 @@ class Beholder(Stages):
         exhausted = False
         try:
             while True:
-                while not exhausted and self._num_active(running) < self.settings.max_running:
+                while not (exhausted or _is_outcome(running)) and self._num_active(running) < self.settings.max_running:
                     picture = next(waiting, None)
                     if picture is None:
                         exhausted = True
@@ -223,11 +225,12 @@ class Beholder(Stages):
                     except BeholderError as error:
                         running.append(error)
                     self._step()  # those that run need not wait until all are prepared
-                while running and (isinstance(running[0], BeholderError) or running[0].last is not None):
+                while _is_outcome(running):
                     yield _outcome(running.popleft())
-                if exhausted and not running:
+                if running:
+                    self._step()
+                elif exhausted:
                     return
-                self._step()
         finally:
             for left in running:
                 if isinstance(left, Running):
@@ -258,6 +261,11 @@ class Beholder(Stages):
     @staticmethod
     def _num_active(running: Iterable[Running | BeholderError]) -> int:
         return sum(isinstance(item, Running) and item.last is None for item in running)
+
+
+def _is_outcome(running: Sequence[Running | BeholderError]) -> bool:
+    """Whether the first of them has come to its end."""
+    return bool(running) and (isinstance(running[0], BeholderError) or running[0].last is not None)
 
 
 def _outcome(item: Running | BeholderError) -> Caption | BeholderError:

@@ -6,15 +6,16 @@ Job ─▶ Preparer ─▶ Engine ─▶ Detokenizer ─▶ deltas
 from __future__ import annotations
 
 import itertools
-import threading
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from preprocess.errors import BeholderError, ServiceError
+from preprocess.errors import ServiceError
 from preprocess.wire import (
     ClipInfo,
     Delta,
@@ -35,6 +36,7 @@ from preprocess.wire import (
 from server.faults import rejection
 from server.sequences import sequences_of
 from server.settings import Settings
+from server.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +106,9 @@ class Running:
 class Stages:
     """Preparer, engine and detokenizer of a model, and the requests in them, from any thread.
 
+    Whoever waits for an answer steps the engine, for all: each thread in its turn, and none whose turn comes after
+    another's step before it has looked at what that gave.
+
     Raises:
         ServiceError: The model folder cannot be used.
     """
@@ -124,20 +129,38 @@ class Stages:
         self._detokenizer = Detokenizer(config.model)
         self._running: dict[str, Running] = {}
         self._serial = itertools.count()
-        self._lock = threading.Lock()
+        self._turns = Turns()
+        self._num_steps = 0
+        self._abandoned: deque[str] = deque()
+        """Ids of requests that nobody waits for any more; the next step aborts them."""
         self._closed = False
 
     def close(self) -> None:
         """End every running request: whoever waits for one, in another thread, gets an error. What was loaded is freed
         with this object.
         """
-        with self._lock:
-            self._closed = True
-            self._engine.reset()
-            self._detokenizer.reset()
-            for running in self._running.values():
-                running.put(Delta(running.request_id, "", [], finish_reason="abort"))
-            self._running.clear()
+        self._closed = True
+        if not self._turns.is_mine:  # else a signal's handler closes what it interrupts, which then ends with its turn
+            with self._turn():
+                pass
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This thread alone uses engine and detokenizer. What runs in them ends with the turn if `close` was called."""
+        with self._turns:
+            try:
+                yield
+            finally:
+                if self._closed:
+                    self._engine.reset()
+                    self._detokenizer.reset()
+                    for running in list(self._running.values()):
+                        running.put(Delta(running.request_id, "", [], finish_reason="abort"))
+                    self._running.clear()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ServiceError("This Beholder was closed; make another one.", code="closed")
 
     def _submit(self, messages: list[Message], options: GenerationOptions) -> Running:
         return self._submit_all(messages, options)[0]
@@ -155,13 +178,14 @@ class Stages:
             for index, request in enumerate(sequences_of(prepared, 1)):
                 wanted = msgspec.structs.replace(request, request_id=f"{request_id}.{index}")
                 submitted.append(self._start(prepared, wanted, started_s))
-        except BeholderError:
+        except BaseException:
             for running in submitted:
                 self._cancel(running)
             raise
         return submitted
 
     def _prepare(self, job: Job) -> Prepared:
+        self._refuse_if_closed()
         prepared = self._preparer.prepare(job)
         if isinstance(prepared, Refused):
             raise rejection(prepared)
@@ -169,9 +193,8 @@ class Stages:
 
     def _start(self, prepared: Prepared, request: EngineRequest, started_s: float) -> Running:
         running = Running(request.request_id, prepared, started_s)
-        with self._lock:
-            if self._closed:
-                raise ServiceError("This Beholder was closed; make another one.", code="closed")
+        with self._turn():
+            self._refuse_if_closed()
             admission = self._engine.submit(request, _pixels)
             if isinstance(admission, Rejected):
                 raise rejection(admission)
@@ -179,21 +202,32 @@ class Stages:
         return running
 
     def _step(self) -> None:
-        """One engine step for all requests; what it made goes to those that it belongs to."""
-        with self._lock:
-            for output in self._engine.step():
-                if isinstance(output, OutputStart):
-                    self._detokenizer.start(output)
-                    continue
-                deltas, stops = self._detokenizer.feed(output)
-                for stop in stops:
-                    self._engine.stop(stop.request_id, stop.num_tokens)
-                for delta in deltas:
-                    running = self._running.get(delta.request_id)
-                    if running is not None:
-                        running.put(delta)
-                        if running.last is not None:
-                            del self._running[delta.request_id]
+        """Returns after one engine step for all requests, this thread's or another's."""
+        num_steps = self._num_steps
+        with self._turn():
+            if self._num_steps == num_steps:
+                self._compute()
+
+    def _compute(self) -> None:
+        """A step, in this thread's turn; what it made goes to those that it belongs to."""
+        if self._closed:
+            return
+        self._num_steps += 1
+        while self._abandoned:
+            self._engine.abort(self._abandoned.popleft())
+        for output in self._engine.step():
+            if isinstance(output, OutputStart):
+                self._detokenizer.start(output)
+                continue
+            deltas, stops = self._detokenizer.feed(output)
+            for stop in stops:
+                self._engine.stop(stop.request_id, stop.num_tokens)
+            for delta in deltas:
+                running = self._running.get(delta.request_id)
+                if running is not None:
+                    running.put(delta)
+                    if running.last is not None:
+                        self._running.pop(delta.request_id, None)
 
     def _finish(self, running: Running) -> Caption:
         try:
@@ -204,7 +238,11 @@ class Stages:
         return running.caption()
 
     def _pieces(self, running: Running) -> Iterator[str]:
+        """The answer's text as it comes, after an empty piece that is there already: a generator that nobody has asked
+        for anything would not stop the work when it is closed.
+        """
         try:
+            yield ""
             while True:
                 while running.deltas:
                     text = running.deltas.popleft().text
@@ -218,12 +256,17 @@ class Stages:
         running.caption()  # raises what made it fail
 
     def _cancel(self, running: Running) -> None:
-        """Stop a request that has not finished; its memory is free after the next step."""
-        with self._lock:
-            if self._running.pop(running.request_id, None) is None:
-                return
-            self._engine.abort(running.request_id)
-        self._step()
+        """Stop a request that has not finished; its memory is free after the next step.
+
+        The garbage collector may call this anywhere, to end a stream that was dropped: even within this thread's turn.
+        """
+        if self._running.pop(running.request_id, None) is None:
+            return
+        self._abandoned.append(running.request_id)
+        if self._turns.is_mine or sys.is_finalizing():  # at the end a thread that is gone for good may have the turn
+            return
+        with self._turn():
+            self._compute()
 
 
 def _pixels(pixels: Pixels) -> torch.Tensor:
