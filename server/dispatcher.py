@@ -57,6 +57,7 @@ from preprocess.wire import (
     VideoPart,
 )
 from preprocess.wire.framing import frames_of
+from server.engine_totals import EngineTotals
 from server.faults import rejection
 from server.sequences import sequences_of
 
@@ -177,7 +178,7 @@ class Dispatcher:
         max_waiting_bytes: int,
     ) -> None:
         self.epoch = secrets.token_hex(6)
-        self.stats: EngineStats | None = None
+        self._totals = EngineTotals()
         self.draining = False
         self.leases = LeaseTable(arena_size)
         self._most_for_one = arena_size // max(num_workers, 1)  # bounds are far above what most pictures take
@@ -211,6 +212,11 @@ class Dispatcher:
     def ready(self) -> bool:
         """Whether a request sent now would be served."""
         return not self.draining and self._pipeline_up and any(self._worker(i).up for i in self._workers)
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The engine's last report; its totals go on where an engine that died had left them."""
+        return self._totals.stats
 
     @property
     def num_preparing(self) -> int:
@@ -579,7 +585,8 @@ class Dispatcher:
         elif isinstance(message, Rejected):
             self._on_admission(message.request_id, rejection(message))
         elif isinstance(message, EngineStats):
-            self.stats = message
+            if self._engine_reset:  # an engine that died may still have a word on its way
+                self._totals.report(message)
         elif isinstance(message, ResetDone):
             self._on_engine_reset(message)
         elif isinstance(message, DetokenizerReset):
@@ -600,10 +607,8 @@ class Dispatcher:
                 self._on_worker_death(state.index, state.reason)
             else:
                 self._reset_sent = self._engine_reset = self._detokenizer_reset = False
-                if state.role == "engine" and self.stats is not None:  # its gauges tell of what is gone
-                    self.stats = msgspec.structs.replace(
-                        self.stats, num_running=0, num_waiting=0, kv_slots_used=0, vision_cache_bytes=0
-                    )
+                if state.role == "engine":
+                    self._totals.engine_died()
                 self._fail_engine_calls(
                     ServiceError(
                         f"the {state.role} stopped ({state.reason}) and is being restarted; send the request again",

@@ -20,6 +20,7 @@ from preprocess.prepare import max_pixel_bytes_per_image, pixel_bytes_per_clip
 from server.app import create_app
 from server.dispatcher import Dispatcher
 from server.http_connection import MAX_HEAD_BYTES, HttpConnection
+from server.routes import no_ui
 from server.settings import Settings
 from server.stream.websocket import WebSocketProtocol
 
@@ -85,6 +86,8 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
         from ui.app import mount  # the only step of server towards ui: this process puts the two together
 
         mount(app, child.boot.socket_folder)
+    else:
+        app.include_router(no_ui.router())
     config = uvicorn.Config(
         app,
         http=HttpConnection,

@@ -7,6 +7,7 @@ as JSON.
 
 from __future__ import annotations
 
+import logging
 import os
 import types
 from collections.abc import Mapping
@@ -26,11 +27,13 @@ from server.options.option import (
     environment_name,
     fields_of,
     flag_name,
+    is_service_link,
     nearest,
     parse,
 )
 from server.options.stream import StreamOptions
 
+_log = logging.getLogger("beholder.settings")
 CLIENT_VARIABLES: Final = frozenset({"BEHOLDER_URL", "BEHOLDER_KEY"})
 """What samples/clients read: whoever exported them for those may start a server all the same."""
 MEBIBYTE: Final = 1 << 20
@@ -69,6 +72,14 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
         values: dict[str, object] = {}
         for variable, text in (environment or {}).items():
             if not variable.startswith(ENVIRONMENT_PREFIX) or variable in CLIENT_VARIABLES:
+                continue
+            if is_service_link(variable, text):
+                _log.warning(
+                    "%s=%s is Kubernetes' address of a service and no option: left aside (enableServiceLinks: false in "
+                    "the pod's specification keeps it away)",
+                    variable,
+                    text[:200],
+                )
                 continue
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             if name not in OPTIONS or variable != variable.upper():
