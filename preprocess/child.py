@@ -77,7 +77,8 @@ class Child:
         line = sys.stdin.buffer.readline()
         boot = msgspec.json.decode(line, type=Boot)
         _die_with_parent(boot.launcher_pid)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGQUIT):  # a terminal's keys reach all processes: the launcher answers
+            signal.signal(number, signal.SIG_IGN)
         return cls(boot)
 
     def config(self, kind: type[T]) -> T:
