@@ -14,9 +14,10 @@ from typing import Generic, Protocol, TypeVar
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import Delta, Looked
 from server.faults import rejection
-from server.stream.events import ClientEvent, OutboundEvent
+from server.stream.client_events import ClientEvent
 from server.stream.incoming import event_id_of
 from server.stream.mailbox import DropReason, Mailbox
+from server.stream.outbound import OutboundEvent
 from server.stream.outbox import Outbox
 from server.stream.pace import Recent
 from server.stream.rates import Rates

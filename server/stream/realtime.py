@@ -12,13 +12,14 @@ from typing import Any, Final
 import msgspec
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.wire import Delta, Detail, GenerationOptions, Looked, TextPart, Usage
+from preprocess.options import bounded
+from preprocess.wire import Delta, GenerationOptions, Looked, TextPart, Usage
 from server.complaints import invalid, unsupported
 from server.request_models import Sampling
 from server.sampling_rules import generation_options
+from server.stream.client_events import ClientEvent
 from server.stream.configuration import check_metadata
-from server.stream.conversation import Conversation, Item, item_of, messages_of, new_id, picture
-from server.stream.events import ClientEvent
+from server.stream.conversation import Conversation, Item, PictureTerms, item_of, messages_of, new_id, picture
 from server.stream.incoming import Decoders
 from server.stream.lifetime import Lifetime, Tally
 from server.stream.mailbox import DropReason, Frame
@@ -100,7 +101,7 @@ class RealtimeSession(Lifetime[_Response]):
         if isinstance(event, RealtimeUpdate):
             self._on_update(event.session)
         elif isinstance(event, ItemCreate):
-            item = item_of(event.item, "item", self._detail, self.limits.max_frame_bytes)
+            item = item_of(event.item, "item", self._picture_terms(self._extras))
             self._add(item, event.previous_item_id)
         elif isinstance(event, ItemNamed) and event.type == "conversation.item.retrieve":
             self._say("conversation.item.retrieved", item=self._conversation.find(event.item_id).shown())
@@ -141,9 +142,9 @@ class RealtimeSession(Lifetime[_Response]):
         url = event.image.strip()
         if url[:5].lower() != "data:":
             if ":" in url[:64]:
-                picture(url, "auto", "image", 0)  # says that nothing is fetched
+                picture(url, "image", PictureTerms(0))  # says that nothing is fetched
             url = f"data:application/octet-stream;base64,{url}"
-        picture(url, self._detail, "image", self.limits.max_frame_bytes)
+        picture(url, "image", PictureTerms(self.limits.max_frame_bytes))
         self._serial += 1
         frame = Frame(self._serial, url.encode(), now_s, now_s)
         if self._rates.frames.admits(now_s):
@@ -169,14 +170,14 @@ class RealtimeSession(Lifetime[_Response]):
             raise invalid("response.conversation", "`response.conversation` is not known; expected auto or none.")
         check_metadata(params.metadata)
         max_tokens = params.max_output_tokens or self._config.max_output_tokens
-        sampling = self._options(max_tokens, params.beholder or self._config.beholder, "response")
+        extras = _merged(self._extras, params.beholder)
+        sampling = self._options(max_tokens, extras, "response")
         given = None
         if params.input is not None:
-            given = [
-                item_of(item, f"response.input[{i}]", self._detail, self.limits.max_frame_bytes)
-                for i, item in enumerate(params.input)
-            ]
-        frame = self._show_newest() if given is None else None
+            terms = self._picture_terms(extras)
+            given = [item_of(item, f"response.input[{i}]", terms) for i, item in enumerate(params.input)]
+        self._check_brings_pictures(params.beholder, given)
+        frame = self._show_newest(extras) if given is None else None
         items = list(self._conversation) if given is None else given
         if not items:
             raise ClientError("The conversation is empty: create an item first.", code="conversation_empty")
@@ -195,13 +196,25 @@ class RealtimeSession(Lifetime[_Response]):
         left = [msgspec.to_builtins(limit) for limit in self._rates.shown_to_openai(now_s)]
         self._say("rate_limits.updated", rate_limits=left)
 
-    def _show_newest(self) -> Frame | None:
+    def _check_brings_pictures(self, extras: Extras | None, given: list[Item] | None) -> None:
+        """What is said of a response's pictures is refused where it brings none."""
+        brings = len(self.mailbox.waiting) > 0 if given is None else any(item.num_images for item in given)
+        for name in ("detail", "max_pixels"):
+            if not brings and getattr(extras, name, None) is not None:
+                path = f"response.beholder.{name}"
+                raise invalid(
+                    path,
+                    f"`{path}` is of the pictures that a response brings, in its `input` or from the camera, and there "
+                    "is none: set it in the session before its pictures come.",
+                )
+
+    def _show_newest(self, extras: Extras) -> Frame | None:
         """The camera's newest picture becomes an item, unless there is none."""
         frame = self.mailbox.take()
         if frame is not None:
             try:
                 url = frame.data.decode()
-                self._add(Item(new_id("item"), "user", [picture(url, self._detail, "image", len(url))]))
+                self._add(Item(new_id("item"), "user", [picture(url, "image", self._picture_terms(extras))]))
             except ClientError:
                 self.mailbox.drop(frame, "failed")
                 raise
@@ -304,8 +317,11 @@ class RealtimeSession(Lifetime[_Response]):
         return self._conversation.num_bytes + sum(len(frame.data) for frame in waiting)
 
     @property
-    def _detail(self) -> Detail:
-        return (self._config.beholder or Extras()).detail or "auto"
+    def _extras(self) -> Extras:
+        return self._config.beholder or Extras()
+
+    def _picture_terms(self, extras: Extras) -> PictureTerms:
+        return PictureTerms(self.limits.max_frame_bytes, extras.detail or "auto", extras.max_pixels or 0)
 
     def _options(self, max_output_tokens: int | str | None, extras: Extras | None, path: str) -> GenerationOptions:
         if isinstance(max_output_tokens, str) and max_output_tokens != "inf":
@@ -320,8 +336,9 @@ class RealtimeSession(Lifetime[_Response]):
                 f"{path}.max_output_tokens", f"`{path}.max_output_tokens` is {tokens}; expected 1 to {limit} or inf."
             )
         values = msgspec.structs.asdict(extras or Extras())
-        del values["detail"]
+        del values["detail"], values["max_pixels"]
         try:
+            bounded("max_pixels", (extras or Extras()).max_pixels, 1, self.limits.max_pixels)
             return generation_options(Sampling(max_tokens=tokens, **values))
         except ClientError as error:
             name = f"{path}.beholder.{error.param}"
@@ -364,6 +381,14 @@ class RealtimeSession(Lifetime[_Response]):
             "metadata": response.params.metadata,
             "usage": None if usage is None else _shown_usage(usage),
         }
+
+
+def _merged(session: Extras, response: Extras | None) -> Extras:
+    """A response's own settings, and the session's where it says nothing."""
+    if response is None:
+        return session
+    given = {name: value for name, value in msgspec.structs.asdict(response).items() if value is not None}
+    return msgspec.structs.replace(session, **given)
 
 
 def _shown_usage(usage: Usage) -> dict[str, Any]:

@@ -14,26 +14,28 @@ from typing import Final
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from server.complaints import invalid
 from server.stream.answering import REMEMBERED_RESPONSES, Asked
-from server.stream.configuration import check_ask, patched
-from server.stream.events import (
+from server.stream.client_events import (
     Ask,
     ClientEvent,
     FeedbackCreate,
-    FeedbackCreated,
-    FramesStats,
     Ping,
-    Pong,
-    RateLimitsUpdated,
     ResponseCancel,
     ResponseCreate,
     SessionClose,
-    SessionGoingAway,
     SessionUpdate,
-    SessionUpdated,
 )
+from server.stream.configuration import check_ask, patched
 from server.stream.incoming import decode_event
 from server.stream.lifetime import Tally
 from server.stream.media import parse
+from server.stream.server_events import (
+    FeedbackCreated,
+    FramesStats,
+    Pong,
+    RateLimitsUpdated,
+    SessionGoingAway,
+    SessionUpdated,
+)
 from server.stream.terms import Terms
 from server.stream.triggers import Triggered
 from server.stream.work import CloseCode, State

@@ -11,7 +11,7 @@ from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import Delta, ImagePart, TextPart, VideoPart
 from server.presets import load_presets
 from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS
-from server.stream.events import Ask
+from server.stream.client_events import Ask
 from server.stream.work import Cancel, Close, State
 
 
