@@ -152,20 +152,20 @@ class PromptEncoder:
                 transformers has a template of its own for clips (SmolVLM2) the result is the same.
         """
         if not messages:
-            raise ClientError("messages is empty; send at least one", code="messages_empty", param="messages")
+            raise ClientError("`messages` is empty; send at least one.", code="messages_empty", param="messages")
         table = str.maketrans(stand_ins)
         turns: list[Turn] = []
         for index, message in enumerate(messages):
             role = _ROLES.get(message.role)
             if role is None:
                 raise ClientError(
-                    f"unknown role {message.role!r}; known are {', '.join(_ROLES)}",
+                    f"Unknown role {message.role!r}; known are {', '.join(_ROLES)}.",
                     code="unknown_role",
                     param=f"messages[{index}].role",
                 )
             if not message.content and not message.tool_calls:
                 raise ClientError(
-                    "the message has no content; send text or a picture",
+                    "The message has no content; send text or a picture.",
                     code="messages_empty",
                     param=f"messages[{index}].content",
                 )
@@ -219,8 +219,8 @@ class PromptEncoder:
         if pieces[1::2] != expected:
             what = "clips" if clip in expected else "pictures"
             raise ClientError(
-                f"the model's chat template shows {len(pieces) // 2} of {len(placeholders)} {what}; "
-                f"it takes none in some of these turns, move the {what} into a user message",
+                f"The model's chat template shows {len(pieces) // 2} of {len(placeholders)} {what}; "
+                f"it takes none in some of these turns, move the {what} into a user message.",
                 code="picture_not_placed",
                 param="messages",
             )
@@ -255,7 +255,7 @@ class PromptEncoder:
         if not self._special_ids.isdisjoint(ids):  # a normaliser or merge made one after all: one character at a time
             ids = [i for char in text for i in self._tokenizer.encode(char, add_special_tokens=False).ids]
             if not self._special_ids.isdisjoint(ids):
-                raise ClientError("the text holds a control character of this model", code="text_refused")
+                raise ClientError("The text holds a control character of this model.", code="text_refused")
         return ids
 
     def _added_around(self) -> tuple[list[int], list[int]]:
@@ -359,13 +359,13 @@ def _spans(ids: Sequence[int], vision_ids: Set[int], num_tokens: Sequence[int]) 
             if not length:
                 start, length = next(runs, (0, 0))
                 if not length:
-                    raise ServiceError("the prompt has too few placeholders", code="preprocess_failed", status=500)
+                    raise ServiceError("The prompt has too few placeholders.", code="preprocess_failed", status=500)
             taken = min(wanted, length)
             mine.append((start, taken))
             start, length, wanted = start + taken, length - taken, wanted - taken
         spans.append(mine)
     if length or next(runs, None) is not None:
-        raise ServiceError("the prompt has too many placeholders", code="preprocess_failed", status=500)
+        raise ServiceError("The prompt has too many placeholders.", code="preprocess_failed", status=500)
     return spans
 
 

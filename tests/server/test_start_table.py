@@ -131,7 +131,7 @@ def test_a_cached_hub_name_is_served_with_no_network(tmp_path: Path, monkeypatch
         answer = served.client.post("/v1/chat/completions", json={**body, "max_tokens": 12}).json()
         refused = served.client.post("/v1/chat/completions", json={**body, "max_tokens": 690})
     assert refused.status_code == 400
-    assert "the model's context is 700 tokens, so max_tokens can be at most" in refused.json()["error"]["message"]
+    assert "the model's context is 700 tokens, so `max_tokens` can be at most" in refused.json()["error"]["message"]
     content = [{"type": "image", "image": picture.getvalue()}, {"type": "video", "video": video}, question]
     with Beholder(snapshot, dtype="float32", threads=1) as beholder:
         expected = beholder.chat([{"role": "user", "content": content}], temperature=0, max_tokens=12)
