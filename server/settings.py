@@ -113,6 +113,8 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             raise SettingsError(f"--max-context: expected 0 or at least {MIN_CONTEXT} tokens, got {self.max_context}")
         if not self.host:
             raise SettingsError("--host: expected an address to listen on, such as 127.0.0.1, got an empty string")
+        if not self.image_store_mb and self.image_ttl_s != Settings().image_ttl_s:
+            raise SettingsError("--image-ttl-s is how long uploads stay, and --image-store-mb 0 keeps none: drop it")
         if self.max_image_mb > self.max_body_mb:
             raise SettingsError(
                 f"--max-image-mb {self.max_image_mb:g} is larger than --max-body-mb {self.max_body_mb:g}, "
@@ -253,4 +255,5 @@ OFFLINE_OPTIONS: Final = (
     "kv_tokens",
     "vision_cache_mb",
     "prefix_cache",
+    "speculation",
 )

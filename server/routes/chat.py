@@ -208,7 +208,7 @@ async def _events(completion_id: str, call: Call, answer: Answer) -> AsyncGenera
             + b"\n\n"
         )
 
-    parsers = [ToolCallParser(call.tool_names) for _ in range(call.n)] if call.tool_names else []
+    parsers = [ToolCallParser(call.tool_names, call.max_calls) for _ in range(call.n)] if call.tool_names else []
     for index in range(call.n):
         yield event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
     async with contextlib.aclosing(answer.deltas()) as deltas:
@@ -247,7 +247,7 @@ def _changes(parser: ToolCallParser, delta: Delta) -> list[ChunkDelta]:
 
 def _find_calls(choice: CompletionChoice, call: Call) -> None:
     """Take a whole answer apart into text and calls."""
-    parser = ToolCallParser(call.tool_names)
+    parser = ToolCallParser(call.tool_names, call.max_calls)
     pieces = [*parser.feed(choice.message.content or ""), *parser.finish()]
     text = "".join(piece for piece in pieces if isinstance(piece, str))
     if parser.calls:

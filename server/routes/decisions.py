@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from preprocess.errors import BeholderError
+from preprocess.errors import BeholderError, ClientError
 from preprocess.wire import Delta, ImageInfo, TextPart
 from server.decision_models import Decision, DecisionQuestion, DecisionRequest
 from server.decisions import (
@@ -92,6 +92,9 @@ async def _read_call(request: Request, context: Context) -> tuple[Call, list[Dec
     """
     settings = context.settings
     content_type = request.headers.get("content-type", "").strip()
+    if request.query_params:
+        name = next(iter(request.query_params))[:200]
+        raise ClientError(f"`{name}` belongs into the body.", code="invalid_value", param=name)
     session_header = request.headers.get("x-session-id")
     form = Form()
     if content_type.lower().startswith("multipart/form-data"):

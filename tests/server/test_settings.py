@@ -114,6 +114,11 @@ def test_every_bound_is_checked_and_named(name):
         ({"host": ""}, {}, "--host: expected an address"),
         ({"allowed_origins": "example.org"}, {}, "--allowed-origins: 'example.org' is no origin"),
         ({"allowed_hosts": "http://example.org"}, {}, "--allowed-hosts: 'http://example.org' is no host name"),
+        (
+            {"image_store_mb": 0, "image_ttl_s": 60},
+            {},
+            "--image-ttl-s is how long uploads stay",
+        ),
         ({"max_image_mb": 100}, {}, "--max-image-mb 100 is larger than --max-body-mb 64"),
         ({"allowed_hosts": [1]}, {}, "--allowed-hosts: expected words with commas between them"),
     ],

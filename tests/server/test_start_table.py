@@ -55,6 +55,13 @@ def test_the_arena_follows_the_largest_picture(
     assert Start.of(Settings(model=str(folder), workers=3, device="cuda")).settings.arena_mb == 256
 
 
+def test_a_bound_that_a_model_cannot_keep_is_refused(tiny_model: Path) -> None:
+    own = Start.of(Settings(model=str(tiny_model))).own_picture_tokens
+    assert Start.of(Settings(model=str(tiny_model), max_picture_tokens=own)).picture_tokens == own
+    with pytest.raises(SettingsError, match=r"--max-picture-tokens 1: this model .* leave the option out"):
+        Start.of(Settings(model=str(tiny_model), max_picture_tokens=1))
+
+
 def test_pictures_that_would_take_a_cpu_hours_are_smaller_there(tmp_path: Path) -> None:
     folder = FAMILIES["qwen2_vl"](tmp_path)
     edited(folder, "preprocessor_config.json", min_pixels=56 * 56, max_pixels=12_845_056)
