@@ -5,13 +5,19 @@
 export const BASE = new URL("../../", import.meta.url);
 
 const KEY = "beholder.key";
+const REFUSALS = [400, 413, 415, 422];
 let asking = null; // one question at a time, whoever needs the key
 
 /** What the server refused, or why it could not be reached. `status` 0: no answer at all. */
 export class ApiError extends Error {
-  constructor({ message, code = "", status = 0, retryAfterS = null, requestId = "" }) {
+  constructor({ message, code = "", param = null, status = 0, retryAfterS = null, requestId = "" }) {
     super(message);
-    Object.assign(this, { code, status, retryAfterS, requestId });
+    Object.assign(this, { code, param, status, retryAfterS, requestId });
+  }
+
+  /** Whether what was sent is at fault: the same again would be refused again. */
+  get isRefusal() {
+    return REFUSALS.includes(this.status);
   }
 }
 
@@ -63,7 +69,7 @@ export async function errorOf(response) {
   const retryAfterS = Number(response.headers.get("retry-after")) || null;
   try {
     const { error } = await response.json();
-    return new ApiError({ ...found, retryAfterS, message: error.message, code: error.code ?? "" });
+    return new ApiError({ ...found, retryAfterS, message: error.message, code: error.code ?? "", param: error.param });
   } catch {
     return new ApiError({ ...found, retryAfterS, message: `The server answered ${response.status}.` });
   }

@@ -2,6 +2,7 @@
 
 import { Announcer } from "./announcer.js";
 import { copy } from "./clipboard.js";
+import { continues, settled } from "./graphemes.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
 import { History } from "./live_history.js";
 import { LivePrompt } from "./live_prompt.js";
@@ -148,7 +149,7 @@ class Live extends HTMLElement {
 
   #onWords(text, ageMs) {
     if (ageMs !== null) this.#figures.age(ageMs);
-    const words = readable(text);
+    const words = readable(settled(text));
     // The same words again are not typed again: a still scene stays still on the page.
     if (this.#shown.startsWith(words)) return;
     this.#show(words);
@@ -161,7 +162,7 @@ class Live extends HTMLElement {
       this.#frame = 0;
       const [before, now] = [this.#painted, this.#shown];
       if (now === before) return;
-      const grows = before !== "" && now.startsWith(before);
+      const grows = before !== "" && continues(now, before);
       for (const place of this.querySelectorAll(".live-words")) {
         if (!grows) place.textContent = "";
         place.append(element("span", grows ? now.slice(before.length) : now)); // new words fade in
