@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zxingcpp
-from browser import PHONE, PICTURES, Visit, another, camera_file, chromium
+from browser import PATIENCE_MS, PHONE, PICTURES, Visit, another, camera_file, chromium
 from PIL import Image
 from serving import Served
 
@@ -54,7 +54,7 @@ def label(page: Any) -> dict[str, str]:
     return {name: part.inner_text() for name, part in parts.items() if part.count() and part.is_visible()}
 
 
-def titled(page: Any, word: str, timeout_ms: float = 20_000) -> None:
+def titled(page: Any, word: str, timeout_ms: float = PATIENCE_MS) -> None:
     """Waits for a finished label whose title has the word."""
     page.wait_for_function(
         "(word) => document.querySelector('.label-title')?.textContent.includes(word)"
@@ -315,7 +315,7 @@ def test_a_label_hangs_beside_its_own_picture_only(page: Any) -> None:
     assert page.locator(".placard-picture").is_visible()
     assert page.locator(".placard-code").is_visible()
     answers: list[Any] = []
-    page.route("**/v1/chat/completions", answers.append)
+    page.route("**/v1/chat/completions", lambda route: answers.append(route))  # and leaves it without an answer
     page.get_by_role("button", name="Write it again").click()
     page.wait_for_selector(".label.writing")
     page.get_by_role("button", name="Use the camera").click()

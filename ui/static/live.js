@@ -8,6 +8,7 @@ import { History } from "./live_history.js";
 import { LivePrompt } from "./live_prompt.js";
 import { LiveSession } from "./live_session.js";
 import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
+import { isForPage, lettersWork } from "./shortcuts.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
 import { markup } from "./live_markup.js";
@@ -15,7 +16,7 @@ import { readable } from "./readable.js";
 import { watching } from "./watching.js";
 
 const THUMBNAIL = 320; // pixels, the longer side
-const MARKS = { camera: "Camera on", screen: "Screen shared", file: "Playing a file" };
+const MARKS = { camera: "Camera on", screen: "Screen shared", file: "File open" };
 const HIDDEN = "Stopped, because this page was hidden. Nothing looks while you do not.";
 const IDLE_MS = 3000; // on a wall the controls go away after so long
 
@@ -92,6 +93,7 @@ class Live extends HTMLElement {
     this.#keepAwake(false);
     watching(this, "");
     this.dataset.phase = "idle";
+    this.dataset.stale = false;
     this.#$(".live-stale").hidden = true;
     if (why) this.#warn(why);
   }
@@ -130,6 +132,7 @@ class Live extends HTMLElement {
     on("refused", ({ message }) => this.#warn(message));
     on("accepted", () => this.#warn(""));
     on("stale", ({ message }) => {
+      this.dataset.stale = Boolean(message);
       this.#$(".live-stale").hidden = !message;
       this.#$(".live-stale").textContent = message;
     });
@@ -241,8 +244,9 @@ class Live extends HTMLElement {
     document.addEventListener("fullscreenchange", () => {
       if (!document.fullscreenElement && this.dataset.wall === "true") this.#wall(false);
     });
-    new ResizeObserver(() => this.#toTheEnd()).observe(this.#$(".live-stage"));
-    this.#$(".live-stage").addEventListener("pointermove", () => this.#wake());
+    const sizes = new ResizeObserver(() => this.#toTheEnd());
+    for (const place of [this.#$(".live-stage"), this.#$(".live-beside")]) sizes.observe(place);
+    for (const name of ["pointermove", "pointerdown"]) this.#$(".live-stage").addEventListener(name, () => this.#wake());
     this.dataset.phase = "idle";
   }
 
@@ -268,10 +272,10 @@ class Live extends HTMLElement {
   }
 
   #onKey = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || !this.checkVisibility()) return;
-    if (event.target.closest?.("input, textarea, select, dialog")) return;
+    if (!this.checkVisibility() || !isForPage(event)) return;
+    this.#wake();
     if (event.key === "Escape" && this.dataset.wall === "true") return this.#wall(false);
-    if (!this.#$("[name=keys]").checked) return;
+    if (!lettersWork()) return;
     if (event.key === " ") {
       if (event.target.closest?.("button, a, summary, [role=tab]")) return; // it presses those
       if (!this.#session) return;
@@ -303,6 +307,7 @@ class Live extends HTMLElement {
     this.dataset.wall = on;
     document.documentElement.classList.toggle("live-on-wall", on);
     this.#$("[data-do=wall]").setAttribute("aria-pressed", on);
+    document.activeElement?.blur(); // controls that have the focus would stay
     this.#wake();
     try {
       if (on) await this.#$(".live-stage").requestFullscreen();
