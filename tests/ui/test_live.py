@@ -578,6 +578,21 @@ def test_on_a_wall_the_controls_go_away_however_it_was_begun(visit: Callable[...
     assert bar.is_visible()
 
 
+def test_that_words_were_copied_is_told_to_everybody(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    told = page.locator(".live-said")
+    page.get_by_role("button", name="Copy the words").click()
+    told.filter(has_text="Copied").wait_for()
+    told.wait_for(state="hidden")
+    page.evaluate("""() => {
+      Object.defineProperty(navigator, "clipboard", { value: undefined });
+      document.execCommand = () => false;
+    }""")
+    page.keyboard.press("c")
+    told.filter(has_text="did not let it be copied").wait_for()
+
+
 def test_what_is_told_moves_nothing_that_stands_below(visit: Callable[..., Visit]):
     for viewport in (PHONE, {"width": 1280, "height": 800}):
         begun = visit(viewport=viewport)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser import PHONE, Visit
+from browser import PHONE, PICTURES, Visit
 
 
 def selected(page: Any, name: str) -> None:
@@ -77,6 +77,29 @@ def test_a_phone_has_no_keys_to_list(visit: Callable[..., Visit]) -> None:
     page = visit(viewport=PHONE, has_touch=True, is_mobile=True).page
     page.locator(".head-look").wait_for()
     assert not page.get_by_role("button", name="Keys").is_visible()
+
+
+def test_where_nothing_may_be_stored_everything_works(visit: Callable[..., Visit]) -> None:
+    begun = visit("/health")
+    begun.page.add_init_script("""
+      for (const name of ["localStorage", "sessionStorage"]) {
+        Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
+      }
+    """)
+    page = begun.open("/ui/#picture")
+    page.wait_for_selector("beholder-picture .picture-page")
+    page.set_input_files(".picture-files", str(PICTURES / "kitchen.jpg"))
+    page.locator(".turn[data-state=done]").wait_for()
+    for look in ("light", "dark", "light"):  # as the system is, chosen, and so on
+        page.locator(".head-look").click()
+        assert page.evaluate("document.documentElement.dataset.theme") == look
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Single letters work").uncheck()
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Live").click()
+    page.locator(".live-figures").wait_for()
+    page.keyboard.press("n")
+    assert page.locator(".live-figures").is_visible()
 
 
 @pytest.mark.parametrize(

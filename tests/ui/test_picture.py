@@ -275,6 +275,19 @@ def test_a_folder_is_told_from_a_server_that_does_not_answer(page: Any) -> None:
     assert not page.locator(".picture-thumb:visible").count()
 
 
+def test_a_question_that_failed_does_not_spoil_the_next(visit: Callable[..., Visit]) -> None:
+    begun = visit()
+    begun.expect_errors("status of 400")
+    page = open_tab(begun)
+    bring(page, PICTURES / "kitchen.jpg")
+    answered(page, 1)
+    ask(page, "What is it? " * 2000)
+    answered(page, 2, "failed")
+    assert "context" in page.locator(".turn:last-child .turn-error").inner_text()
+    ask(page, "Is there a teapot?")
+    assert answered(page, 3).startswith("Yes")
+
+
 def test_only_finished_sentences_are_read_out(page: Any) -> None:
     page.evaluate(
         """() => { window.heard = [];

@@ -6,6 +6,7 @@ export const BASE = new URL("../../", import.meta.url);
 
 const KEY = "beholder.key";
 const REFUSALS = [400, 413, 415, 422];
+let kept = ""; // the key, where nothing can be stored
 let asking = null; // one question at a time, whoever needs the key
 
 /** What the server refused, or why it could not be reached. `status` 0: no answer at all. */
@@ -22,10 +23,24 @@ export class ApiError extends Error {
 }
 
 /** The key that the visitor gave in this tab, or "". */
-export const key = () => sessionStorage.getItem(KEY) ?? "";
+export function key() {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return kept; // storage may be forbidden: it holds until the page is left
+  }
+}
 
 /** Forgets the key, or takes another. */
-export const setKey = (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY));
+export function setKey(value) {
+  kept = value;
+  try {
+    if (value) sessionStorage.setItem(KEY, value);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    // as above
+  }
+}
 
 /** An address of the API. */
 export const address = (path) => new URL(path.replace(/^\//, ""), BASE);

@@ -109,15 +109,20 @@ export class Conversation extends EventTarget {
     }
   }
 
+  // A question that got no answer is not asked again with the next: what was wrong with it would be wrong for ever. Its
+  // pictures go along with the next one.
   async #messages(last) {
     const messages = [];
     this.#sent = [];
+    let waiting = [];
     for (const turn of this.turns) {
-      const parts = await Promise.all(turn.media.map(partOf));
-      this.#sent.push(turn.media);
+      const media = [...waiting, ...turn.media];
+      waiting = turn === last || turn.answer ? [] : media;
+      if (turn !== last && !turn.answer) continue;
+      const parts = await Promise.all(media.map(partOf));
+      this.#sent.push(media);
       messages.push({ role: "user", content: [...parts, { type: "text", text: turn.question }] });
       if (turn === last) break;
-      if (!turn.answer) continue;
       this.#sent.push([]);
       messages.push({ role: "assistant", content: turn.answer });
     }

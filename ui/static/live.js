@@ -8,6 +8,7 @@ import { History } from "./live_history.js";
 import { LivePrompt } from "./live_prompt.js";
 import { LiveSession } from "./live_session.js";
 import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
+import { sentence } from "./sentences.js";
 import { isForPage, lettersWork } from "./shortcuts.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
@@ -335,9 +336,12 @@ class Live extends HTMLElement {
     this.#idle = setTimeout(() => (this.dataset.idle = true), IDLE_MS);
   }
 
+  #saying = 0;
+
   async #copy(text) {
-    this.#$(".live-said").textContent = (await copy(text)) ? "Copied." : "The browser did not let it be copied.";
-    setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
+    this.#$(".live-said").textContent = (await copy(text)) ? "Copied" : "The browser did not let it be copied.";
+    clearTimeout(this.#saying);
+    this.#saying = setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
   }
 
   async #showCameras(deviceId) {
@@ -360,7 +364,7 @@ class Live extends HTMLElement {
   #warn(message) {
     const place = this.#$(".live-warning");
     place.hidden = !message;
-    place.textContent = message;
+    place.textContent = sentence(message);
   }
 
   #$(selector) {

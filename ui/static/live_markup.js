@@ -65,7 +65,7 @@ export const markup = ({ secure, screens }) => `
   <section class="live-strip" aria-label="What was said so far" hidden></section>
   <input type="file" name="file" accept="image/*,video/*" hidden aria-label="A picture or clip">
   <p class="unseen live-aloud" aria-live="polite"></p>
-  <p class="unseen live-said" role="status"></p>`;
+  <p class="live-said" role="status"></p>`;
 
 function insecure() {
   const port = location.port ? `:${location.port}` : "";
