@@ -60,7 +60,9 @@ def require_browser() -> None:
     """Skips the test where there is no Chromium or no playwright."""
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install '.[dev]')")
     if find_browser() is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is on the PATH, nor playwright's own (`playwright install`)")
+        pytest.skip(
+            f"no browser: none of {', '.join(NAMES)} is on the PATH, nor playwright's own (`playwright install`)"
+        )
 
 
 @functools.cache

@@ -94,9 +94,7 @@ def test_pages_of_their_own(visit: Callable[..., Visit], looks: dict[str, Any], 
 @pytest.mark.parametrize("name", ["missing.html", "waiting.html"])
 def test_pages_instead_of_gradios(visit: Callable[..., Visit], looks: dict[str, Any], name: str) -> None:
     begun = visit("/health", **looks)
-    html = (
-        (ROOT / "ui" / "static" / name).read_text().replace("location.reload()", "0")
-    )  # which ends what looks at it
+    html = (ROOT / "ui" / "static" / name).read_text().replace("location.reload()", "0")  # which ends what looks at it
     begun.page.route("**/ui/instead", lambda route: route.fulfill(body=html, content_type="text/html"))
     begun.open("/ui/instead")
     assert not faults(begun.page)

@@ -10,7 +10,17 @@ from typing import Any
 
 import browser as harness
 import pytest
-from browser import NAMES, PICTURES, Visit, camera_file, chromium, find_browser, leaves_the_machine, luminance_ramp, ramp_number
+from browser import (
+    NAMES,
+    PICTURES,
+    Visit,
+    camera_file,
+    chromium,
+    find_browser,
+    leaves_the_machine,
+    luminance_ramp,
+    ramp_number,
+)
 from PIL import Image
 from serving import Served
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +104,36 @@ def test_where_nothing_may_be_stored_everything_works(visit: Callable[..., Visit
     assert page.locator(".live-figures").is_visible()
 
 
+def drop(page: Any, place: str) -> bool:
+    """Drops a picture on an element; gives whether the browser is kept from opening it instead of the page."""
+    data = base64.b64encode((PICTURES / "farm.jpg").read_bytes()).decode()
+    return bool(
+        page.evaluate(
+            """([place, data]) => {
+              const carried = new DataTransfer();
+              const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+              carried.items.add(new File([bytes], "farm.jpg", { type: "image/jpeg" }));
+              const options = { bubbles: true, cancelable: true, dataTransfer: carried };
+              return ["dragover", "drop"]
+                .map((name) => !document.querySelector(place).dispatchEvent(new DragEvent(name, options)))
+                .every(Boolean);
+            }""",
+            [place, data],
+        )
+    )
+
+
+def test_a_file_that_is_dropped_takes_the_place_of_no_tab(visit: Callable[..., Visit]) -> None:
+    page = visit("/ui/#engine").page
+    selected(page, "Engine")
+    assert drop(page, "beholder-engine")
+    page.get_by_role("tab", name="Live").click()
+    selected(page, "Live")
+    assert drop(page, "beholder-live")
+    page.locator(".live-beside", has_text=re.compile("tractor|cow")).wait_for()
+    assert page.locator(".live-mark").inner_text() == "File open"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -110,7 +142,10 @@ def test_where_nothing_may_be_stored_everything_works(visit: Callable[..., Visit
         ("A family: \U0001f468", "A family: "),
         ("A family: \U0001f468\u200d\U0001f469\u200d", "A family: "),
         ("A family: \U0001f468\u200d\U0001f469\u200d\U0001f467", "A family: "),
-        ("A family: \U0001f468\u200d\U0001f469\u200d\U0001f467.", "A family: \U0001f468\u200d\U0001f469\u200d\U0001f467."),
+        (
+            "A family: \U0001f468\u200d\U0001f469\u200d\U0001f467.",
+            "A family: \U0001f468\u200d\U0001f469\u200d\U0001f467.",
+        ),
         ("\U0001f1e9", ""),
         ("\U0001f1e9\U0001f1ea\U0001f1eb", "\U0001f1e9\U0001f1ea"),
         ("नमस्", "नम"),

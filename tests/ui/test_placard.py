@@ -207,7 +207,6 @@ def test_a_camera_that_is_taken_away_is_told_and_the_wall_takes_it_up_again(visi
     assert not page.locator(".placard-recording").is_visible()
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = ask; }")
     page.wait_for_selector(".placard-recording:visible")
-    titled(page, "")
 
 
 def test_the_wall_can_name_another_home(visit: Callable[..., Visit]) -> None:

@@ -13,6 +13,7 @@ import { isForPage, lettersWork } from "./shortcuts.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
 import { markup } from "./live_markup.js";
+import { intake } from "./media.js";
 import { readable } from "./readable.js";
 import { watching } from "./watching.js";
 
@@ -216,11 +217,7 @@ class Live extends HTMLElement {
       const action = event.target.closest("[data-do]")?.dataset.do;
       if (action) this.#do(action);
     });
-    this.#$("[name=file]").addEventListener("change", ({ target }) => {
-      const [file] = target.files;
-      target.value = "";
-      if (file) this.start("file", file);
-    });
+    intake(this, this.#$("[name=file]"), ([file]) => file && this.start("file", file));
     this.#$("[name=camera]").addEventListener("change", () => this.#source?.kind === "camera" && this.start("camera"));
     this.#$("[name=side]").addEventListener("change", () => {
       if (this.#source?.kind === "camera") this.start("camera");
@@ -355,7 +352,7 @@ class Live extends HTMLElement {
     this.#$("[data-do=flip]").hidden = cameras.length < 2;
   }
 
-  #facing = "";
+  #facing = "environment"; // where there are two, the one that looks at what the visitor looks at
 
   get #side() {
     return Number(this.#$("[name=side]").value);

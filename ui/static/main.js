@@ -3,6 +3,15 @@
 
 const PARTS = ["tabs", "header", "live", "picture", "placard", "engine_page"];
 
+// A file that is dropped beside a place for files must not take the place of the page.
+const carriesFiles = (event) => !event.defaultPrevented && event.dataTransfer?.types.includes("Files");
+addEventListener("dragover", (event) => {
+  if (!carriesFiles(event)) return;
+  event.preventDefault();
+  event.dataTransfer.dropEffect = "none";
+});
+addEventListener("drop", (event) => carriesFiles(event) && event.preventDefault());
+
 for (const name of PARTS) {
   import(`./${name}.js`).catch((error) => console.error(`The part ${name} of the page could not be loaded.`, error));
 }
