@@ -1,20 +1,21 @@
 // <beholder-live>: point a camera, a screen or a file, and read what the model sees, word by word.
 
 import { Announcer } from "./announcer.js";
+import { Awake } from "./awake.js";
 import { copy } from "./clipboard.js";
 import { continues, settled } from "./graphemes.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
 import { History } from "./live_history.js";
+import { markup } from "./live_markup.js";
 import { LivePrompt } from "./live_prompt.js";
 import { LiveSession } from "./live_session.js";
 import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
-import { sentence } from "./sentences.js";
-import { isForPage, lettersWork } from "./shortcuts.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
-import { markup } from "./live_markup.js";
 import { intake } from "./media.js";
 import { readable } from "./readable.js";
+import { sentence } from "./sentences.js";
+import { isForPage, lettersWork } from "./shortcuts.js";
 import { watching } from "./watching.js";
 
 const THUMBNAIL = 320; // pixels, the longer side
@@ -25,6 +26,7 @@ const IDLE_MS = 3000; // on a wall the controls go away after so long
 class Live extends HTMLElement {
   #history = new History();
   #speech = new Speech();
+  #awake = new Awake();
   #session = null;
   #source = null;
   #opening = null; // AbortController while a camera, screen or file is being opened
@@ -92,7 +94,7 @@ class Live extends HTMLElement {
     this.#source = null;
     session?.close();
     this.#announcer.stop();
-    this.#keepAwake(false);
+    this.#awake.keep(false);
     watching(this, "");
     this.dataset.phase = "idle";
     this.dataset.stale = false;
@@ -113,7 +115,7 @@ class Live extends HTMLElement {
     this.dataset.source = source.kind;
     this.dataset.phase = "running";
     watching(this, MARKS[source.kind]);
-    this.#keepAwake(true);
+    this.#awake.keep(true);
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
     this.style.setProperty("--live-ratio", source.width / source.height);
@@ -314,18 +316,6 @@ class Live extends HTMLElement {
       // phones of some makers: the window it is
     }
   }
-
-  // A screen that goes dark would hide the page, and that would stop it.
-  async #keepAwake(on) {
-    this.#lock?.release().catch(() => {});
-    this.#lock = null;
-    if (!on || !navigator.wakeLock) return;
-    const lock = await navigator.wakeLock.request("screen").catch(() => null); // low battery
-    if (this.#session) this.#lock = lock;
-    else lock?.release();
-  }
-
-  #lock = null;
 
   #wake() {
     clearTimeout(this.#idle);

@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Medium, intake } from "./media.js";
+import { drawStrip } from "./picture_strip.js";
 import { showSeen } from "./seen.js";
 import { Reader, sentence } from "./sentences.js";
 import { TurnView } from "./turn_view.js";
@@ -201,39 +202,17 @@ class Picture extends HTMLElement {
   }
 
   #listMedia() {
-    const strip = this.querySelector(".picture-strip");
-    const add = document.createElement("li");
-    add.innerHTML = `<button type="button" class="picture-add" aria-label="Add pictures or clips">+</button>`;
-    add.firstChild.addEventListener("click", () => this.querySelector(".picture-files").click());
-    strip.replaceChildren(...this.#media.map((medium, index) => this.#thumb(medium, index + 1)), add);
-  }
-
-  #thumb(medium, number) {
-    const item = document.createElement("li");
-    const show = document.createElement("button");
-    show.type = "button";
-    show.className = "picture-thumb";
-    show.setAttribute("aria-label", `Show ${medium.isClip ? "clip" : "picture"} ${number}`);
-    show.setAttribute("aria-pressed", String(medium === this.#shown));
-    const small = document.createElement(medium.isClip ? "video" : "img");
-    Object.assign(small, { src: medium.url, alt: "", muted: true, preload: "metadata" });
-    if (medium.isClip) small.tabIndex = -1;
-    show.append(small, Object.assign(document.createElement("span"), { textContent: number, ariaHidden: "true" }));
-    show.addEventListener("click", () => {
-      this.#shown = medium;
-      this.#show();
+    drawStrip(this.querySelector(".picture-strip"), {
+      media: this.#media,
+      shown: this.#shown,
+      removable: this.#pending,
+      onShow: (medium) => {
+        this.#shown = medium;
+        this.#show();
+      },
+      onRemove: (medium) => this.#remove(medium),
+      onAdd: () => this.querySelector(".picture-files").click(),
     });
-    item.append(show);
-    if (this.#pending.includes(medium)) {
-      const remove = document.createElement("button");
-      remove.type = "button";
-      remove.className = "picture-remove";
-      remove.textContent = "×";
-      remove.setAttribute("aria-label", `Take ${medium.isClip ? "clip" : "picture"} ${number} away`);
-      remove.addEventListener("click", () => this.#remove(medium));
-      item.append(remove);
-    }
-    return item;
   }
 
   // ---- the conversation ----------------------------------------------------------------------------------------------
