@@ -60,6 +60,9 @@ def test_every_tab_empty_and_at_work(visit: Callable[..., Visit], looks: dict[st
     for summary in ("Model card", "Limits and options"):
         page.get_by_text(summary).click()
     assert not faults(page)
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
+    assert not faults(page)
 
 
 @pytest.mark.parametrize("width", [320, 360, 640, 1024])

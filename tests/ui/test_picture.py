@@ -199,6 +199,18 @@ def test_stop_keeps_what_was_said_and_frees_the_engine(page: Any, served_ui: Ser
     assert answered(page, 2).startswith("Yes")
 
 
+def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(page: Any) -> None:
+    page.route("**/v1/chat/completions", make_it_long)
+    bring(page, PICTURES / "kitchen.jpg")
+    page.wait_for_selector(".turn[data-state=answering]")
+    page.get_by_role("button", name="Begin anew").click()
+    page.unroute("**/v1/chat/completions")
+    bring(page, PICTURES / "farm.jpg")
+    assert "cow" in answered(page, 1)
+    assert page.locator(".turn").count() == 1
+    assert page.get_by_role("button", name="Ask", exact=True).is_visible()
+
+
 def test_another_answer_is_drawn_anew(page: Any) -> None:
     requests = sent(page)
     bring(page, PICTURES / "kitchen.jpg")

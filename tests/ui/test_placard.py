@@ -138,6 +138,7 @@ def test_the_code_brings_the_label_to_a_phone_and_to_no_server(page: Any, visit:
     phone.page.wait_for_function("document.title.includes('Penguins')")
     assert label(phone.page) == shown
     assert phone.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert phone.page.get_by_role("button", name="Copy the text").bounding_box()["height"] >= 44
     fragment = address.partition("#")[2]
     assert fragment
     assert not [url for url in asked if "Penguins" in url or fragment in url.partition("#")[0]]

@@ -112,8 +112,9 @@ class Picture extends HTMLElement {
     this.#media.forEach((medium) => medium.close());
     [this.#media, this.#pending, this.#shown] = [[], [], null];
     this.#views.clear();
-    this.#conversation = new Conversation();
-    const on = (type, listener) => this.#conversation.addEventListener(type, ({ detail }) => listener(detail));
+    const conversation = (this.#conversation = new Conversation());
+    const on = (type, listener) =>
+      conversation.addEventListener(type, ({ detail }) => conversation === this.#conversation && listener(detail));
     on("change", ({ turn }) => this.#onChange(turn));
     on("refused", ({ turn, medium, error }) => {
       if (Object.values(DESCRIBE).includes(turn.question)) turn.question = describe(turn.media);
@@ -123,6 +124,7 @@ class Picture extends HTMLElement {
     this.#complain("");
     this.querySelector(".picture-turns").replaceChildren();
     this.querySelector('[value="own"]').checked = true;
+    this.#showRunning();
     this.#lay();
   }
 
