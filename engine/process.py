@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 STATS_EVERY_MS = 250
 IDLE_WAIT_MS = 1_000
+PACE_ROWS = 8
+"""Streams of the step that the table at start tells of."""
 
 
 def main() -> None:
@@ -63,11 +65,15 @@ def main() -> None:
     loop = EngineLoop(engine, child, inbox)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
+    rows = min(PACE_ROWS, runner.max_rows)
+    pace = engine.budget.pace(rows)
     child.ready(
         load_s=round(time.monotonic() - started, 2),
         kv_tokens=runner.num_slots - 1,
         context=engine.max_context,
         vision_cache_bytes=config.vision_cache_bytes,
+        pace_rows=rows,
+        pace_ms=[round(part * 1e3, 1) for part in pace] if pace else [],
         **runner.facts(),
         pid=os.getpid(),
     )

@@ -125,6 +125,13 @@ class StepBudget:
         """Whether steps are bounded by time."""
         return self.costs is not None
 
+    def pace(self, rows: int) -> tuple[float, float] | None:
+        """Seconds of a step in which so many rows decode, alone and at most with others' work; None: not bounded."""
+        if self.costs is None:
+            return None
+        decode_s = self.costs.decode_s(rows, rows)
+        return decode_s, max(self._itl_target_s or STEADY * decode_s, decode_s)
+
     def open(self, rows: int, tokens: int, waiting_since_s: float | None) -> Room:
         """The room of a step in which `rows` decode, checking `tokens`. `waiting_since_s`: by `now_s`, of the request
         that has waited longest for its first token.
