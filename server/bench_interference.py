@@ -3,7 +3,8 @@
     python -m server.bench_interference [--streams 32] [--picture-every-ms 500] [--image-size 1024x768]
     python -m server.bench_interference --base-url http://127.0.0.1:8000 [--model NAME] …
 
-Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts.
+Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts;
+their questions are long already, so that they do so slowly.
 Pictures come at fixed times, whether the last one is answered or not; every picture is another. ITL is the gap between
 two events of a stream as its client sees it, TTFT the time from sending a picture to the first event of its answer.
 *p99 / alone* compares each gap with the median of the seconds alone before it.
@@ -36,6 +37,7 @@ from server.bench import percentile, picture, port_when_ready
 from server.settings import Settings
 
 SIDES: Final = {"as they come": ["--ttft-target-ms", "0"], "by targets": []}
+STORY: Final = "Tell a long story about a lighthouse and the people who live in it. "
 LONGEST_WAIT_S: Final = 60.0
 
 
@@ -70,6 +72,7 @@ class Scenario:
     """As `data:` URLs, enough for all rounds: making one takes this process's time."""
     seconds: float
     turns: int
+    stream_words: int
     stream_tokens: int
     picture_tokens: int
 
@@ -91,6 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2, help="alone, and again with pictures (default: 2)")
     parser.add_argument("--turns", type=int, default=4, help="of both in a round (default: 4)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
+    parser.add_argument("--stream-words", type=int, default=400, help="of a stream's question (default: 400)")
     parser.add_argument("--stream-tokens", type=int, default=1024, help="of a stream's answer (default: 1024)")
     parser.add_argument("--picture-tokens", type=int, default=16, help="of a picture's answer (default: 16)")
     parser.add_argument("--json", action="store_true")
@@ -107,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         ],
         given.seconds,
         given.turns,
+        given.stream_words,
         given.stream_tokens,
         given.picture_tokens,
     )
@@ -249,7 +254,7 @@ class _Load:
         """One reader, who asks again when an answer is complete."""
         turn = 0
         while True:
-            text = f"{index}.{self._number}.{turn}: Tell a long story about a lighthouse and the people who live in it."
+            text = f"{index}.{self._number}.{turn}: {STORY * (self._scenario.stream_words // len(STORY.split()))}"
             last_s: float | None = None
             async for now_s in self._events(text, self._scenario.stream_tokens):
                 if last_s is not None and self._gaps is not None:

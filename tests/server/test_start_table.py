@@ -106,7 +106,7 @@ def test_code_that_comes_with_a_folder_is_mentioned_and_not_run(tmp_path: Path) 
     folder = FAMILIES["idefics3"](tmp_path)
     edited(folder, "config.json", auto_map={"AutoModel": "modeling_own.Own"})
     (folder / "modeling_own.py").write_text("raise SystemExit('the code was run')\n")
-    *_, pictures, _, note = Start.of(Settings(model=str(folder))).lines(FACTS)
+    *_, pictures, _, _, note = Start.of(Settings(model=str(folder))).lines(FACTS)
     assert pictures.endswith("no clips")
     assert note == "note     the model folder brings code of its own (auto_map), which is never run"
 
