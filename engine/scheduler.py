@@ -191,15 +191,15 @@ class Scheduler:
             for sequence, count, guesses in zip(decoding, counts, drafts, strict=True)
         )
         plan.budget -= sum(counts)
-        plan.room = self.budget.open(len(decoding), sum(counts), self._waiting_since())
+        plan.room = self.budget.open(len(decoding), sum(counts), self._arrivals())
 
-    def _waiting_since(self) -> float | None:
-        """When whoever has waited longest for a first token, or to be resumed, came; in time of the budget."""
+    def _arrivals(self) -> list[float]:
+        """When those who wait for a first token, or to be resumed, came; in time of the budget."""
         if not self.budget.is_timed:
-            return None
+            return []
         arrivals = [sequence.arrived_s for sequence in self.running if not sequence.is_decoding]
         arrivals += [sequence.arrived_s for sequence in self.waiting if sequence.is_ready]
-        return min(arrivals, default=None)
+        return arrivals
 
     def _decoding(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.is_decoding and not sequence.is_ending]

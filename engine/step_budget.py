@@ -3,9 +3,10 @@
     │◀──────── decode ────────▶│◀─ room ─▶│               target: --itl-target-ms, or 1.3 × the decode step
     │ one token for each stream│ slices of a picture, chunks of prompts
 
-The target binds while whoever has waited longest for a first token is younger than `--ttft-target-ms`; from then on
-the room grows with its waiting, so that under load the queue moves and no throughput is given away, up to one new
-picture a step. Where nobody decodes a step takes everything at once.
+The target binds while one request waits for its first token, and that for less than `--ttft-target-ms`. From then on
+the room grows with its waiting, and with the square of how many wait: n in a row wait for n² / 2 services. So the queue
+moves under load and little throughput is given away. A step begins one new picture at most. Where nobody decodes it
+takes everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
 same order give the same batches.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -132,9 +134,9 @@ class StepBudget:
         decode_s = self.costs.decode_s(rows, rows)
         return decode_s, max(self._itl_target_s or STEADY * decode_s, decode_s)
 
-    def open(self, rows: int, tokens: int, waiting_since_s: float | None) -> Room:
-        """The room of a step in which `rows` decode, checking `tokens`. `waiting_since_s`: by `now_s`, of the request
-        that has waited longest for its first token.
+    def open(self, rows: int, tokens: int, arrivals_s: Sequence[float]) -> Room:
+        """The room of a step in which `rows` decode, checking `tokens`. `arrivals_s`: by `now_s`, of the requests that
+        wait for their first token.
         """
         load = Load(rows, tokens)
         if not rows:
@@ -144,10 +146,10 @@ class StepBudget:
         decode_s = self.costs.decode_s(rows, tokens)
         target_s = self._itl_target_s or STEADY * decode_s
         left_s = max(target_s - decode_s, 0.0)
-        age_s = 0.0 if waiting_since_s is None else self.now_s - waiting_since_s
-        if age_s > self._ttft_target_s:
-            late = age_s / self._ttft_target_s - 1.0
-            left_s = max(left_s, (STEADY - 1.0) * decode_s) * (1.0 + GROWS * late)
+        late = (self.now_s - min(arrivals_s)) / self._ttft_target_s - 1.0 if arrivals_s else 0.0
+        growth = max(len(arrivals_s), 1) ** 2 * (1.0 + GROWS * max(late, 0.0))
+        if growth > 1.0:
+            left_s = max(left_s, (STEADY - 1.0) * decode_s) * growth
         return Room(self.costs, load, target_s, left_s, NEW_PICTURES)
 
     def planned(self, load: Load) -> None:

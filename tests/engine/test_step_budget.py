@@ -145,15 +145,25 @@ def test_pictures_of_a_new_size_are_measured_by_one_slice_first() -> None:
     assert driver.runner.sliced == [1, 3, 3]
 
 
-def test_pictures_that_cannot_be_cut_come_one_a_step_and_their_prompts_in_chunks() -> None:
+def test_a_picture_that_cannot_be_cut_comes_as_a_whole_and_its_prompt_after_it() -> None:
     driver = timed(Table(slice_s=20 * MS), slices=1)
     streaming(driver)
-    driver.submit(*(seeing(f"p{index}", index) for index in range(3)))
+    driver.submit(seeing("seen"))
     driver.step(2)
     assert driver.runner.encoded == [1]
     assert lengths(driver)[2:] == [[1], [1, 9]]
-    driver.finish()
-    assert driver.runner.encoded == [1, 1, 1]
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_step_beside_streams_begins_one_picture_however_many_wait(slices: int) -> None:
+    driver = timed(slices=slices)
+    stream = streaming(driver)
+    driver.submit(*(seeing(f"p{index}", index) for index in range(5)))
+    before = len(driver.told["stream"].ids)
+    driver.step(5)
+    assert driver.runner.encoded == [1] * 5
+    assert len(driver.told["stream"].ids) == before + 5
+    assert driver.finish()["stream"].ids == reference(stream)[0]
 
 
 def test_without_a_target_everything_comes_as_soon_as_it_can() -> None:
@@ -171,17 +181,23 @@ def test_without_a_target_everything_comes_as_soon_as_it_can() -> None:
 def test_from_the_ttft_target_on_room_grows_with_the_waiting() -> None:
     budget = StepBudget(Table(), 0.0, 0.3)
     budget.now_s = 10.0
-    rooms = [budget.open(4, 4, 10.0 - age_s).left_s for age_s in (0.0, 0.29, 0.3, 0.375, 0.6, 3.0)]
+    rooms = [budget.open(4, 4, [10.0 - age_s]).left_s for age_s in (0.0, 0.29, 0.3, 0.375, 0.6, 3.0)]
     assert [round(room / MS, 3) for room in rooms] == [3, 3, 3, 9, 27, 219]
-    assert budget.open(4, 4, None).left_s == pytest.approx(3 * MS)
-    assert budget.open(0, 0, 0.0).left_s == math.inf
+    assert budget.open(4, 4, []).left_s == pytest.approx(3 * MS)
+    assert budget.open(0, 0, [0.0]).left_s == math.inf
+
+
+def test_room_grows_with_the_square_of_how_many_wait() -> None:
+    budget = StepBudget(Table(), 0.0, 0.3)
+    rooms = [budget.open(4, 4, [0.0] * count).left_s for count in (1, 2, 3)]
+    assert [round(room / MS, 3) for room in rooms] == [3, 12, 27]
 
 
 def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:
     budget = StepBudget(Table(), 0.001, 0.3)
     budget.now_s = 10.0
-    assert budget.open(4, 4, 9.9).left_s == 0
-    assert budget.open(4, 4, 9.0).left_s > 3 * MS
+    assert budget.open(4, 4, [9.9]).left_s == 0
+    assert budget.open(4, 4, [9.0]).left_s > 3 * MS
 
 
 def test_who_waits_longer_than_the_target_gets_more_of_each_step() -> None:
@@ -246,7 +262,7 @@ def test_requests_that_wait_for_one_picture_share_its_encoding(make: Callable[[]
 
 @pytest.mark.parametrize("way", ["abort", "stop", "retract"])
 def test_who_shares_a_picture_goes_on_with_it_when_the_other_ends(way: str) -> None:
-    driver = timed(slices=30)
+    driver = timed(slices=100)
     streaming(driver)
     wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
     driver.submit(*wanted)
@@ -264,7 +280,7 @@ def test_who_shares_a_picture_goes_on_with_it_when_the_other_ends(way: str) -> N
     driver.step()
     assert driver.engine.stats().encoding_bytes == 100
     driver.finish()
-    assert sum(driver.runner.sliced) == 30
+    assert sum(driver.runner.sliced) == 100
     assert driver.told["b"].ids == reference(wanted[1])[0]
 
 
@@ -295,7 +311,7 @@ def test_what_ends_the_only_user_of_a_picture_frees_what_its_encoding_keeps(way:
 
 @pytest.mark.parametrize("fault", ["in mid-encoding", "too few tokens", "pixels are gone"])
 def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nobody_else(fault: str) -> None:
-    driver = timed()
+    driver = timed(slices=60)
     stream = streaming(driver)
     wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
     if fault == "pixels are gone":
@@ -308,7 +324,6 @@ def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nob
     else:
         driver.submit(*wanted)
     if fault == "too few tokens":
-        driver.runner.slices_of_picture = 12
         original = driver.runner.begin
 
         def shortened(pixels: torch.Tensor) -> object:
@@ -323,7 +338,7 @@ def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nob
             raise RuntimeError("the encoder broke")
 
         driver.runner.before_encode = break_once
-    driver.step(6)
+    driver.step(8)
     for name in ("a", "b"):
         finish = driver.told[name].finish
         assert finish is not None
@@ -334,7 +349,7 @@ def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nob
 
 
 def test_only_one_picture_is_under_way_at_a_time() -> None:
-    driver = timed(slices=7)
+    driver = timed(slices=100)
     streaming(driver)
     driver.submit(*(seeing(f"p{index}", index) for index in range(4)))
     most = 0
@@ -342,7 +357,7 @@ def test_only_one_picture_is_under_way_at_a_time() -> None:
         driver.step()
         most = max(most, driver.engine.stats().encoding_bytes)
     assert most == 100
-    assert sum(driver.runner.sliced) == 28
+    assert sum(driver.runner.sliced) == 400
     driver.finish()
 
 
