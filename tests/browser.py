@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from serving import PATIENCE_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,7 +118,7 @@ class Visit:
             reduced_motion="reduce" if reduced_motion else "no-preference",
             **options,
         )
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(PATIENCE_S * 1e3)
         self.context.on("request", lambda request: self._note(request.url))
         self.page = self.new_page()
 
