@@ -70,6 +70,7 @@ def test_a_camera_is_described_in_words_that_are_right_for_each_scene(visit: Cal
     said(page, "tractor|cow")
     until(lambda: any("penguin" in each for each in history(page)) and any("cow" in each for each in history(page)))
     assert page.locator(".live-mark").inner_text() == "Camera on"
+    until(lambda: page.locator("[data-figure=received]").inner_text().isdigit())  # statistics come once a second
     figures = {cell.get_attribute("data-figure"): cell.inner_text() for cell in page.locator(".live-figures dd").all()}
     assert figures["vision"] == "64"
     assert re.fullmatch(r"\d+ ms|\d\.\d s", figures["age"])
