@@ -180,7 +180,7 @@ class ScriptedService:
         self.looks.append((data, reference))
         await asyncio.sleep(self.look_delay_s)
         if data.startswith(b"bad"):
-            raise ClientError("the picture is damaged", code="image_undecodable")
+            raise ClientError("The picture is damaged", code="image_undecodable")
         change = 0.0 if data.startswith(b"still") else 50.0
         return Looked("look", data[:16], change if reference else None)
 

@@ -79,6 +79,14 @@ def test_a_closed_terminal_is_a_wish_to_stop_unless_nohup_says_otherwise(tiny_mo
         assert server.client.get("/ready").status_code == 200
 
 
+def test_a_terminal_that_quits_the_server_leaves_nothing(tiny_model: Path) -> None:
+    with Served(tiny_model) as server:
+        for process in (*server.family(), server.process):  # Ctrl-\ reaches all of them
+            process.send_signal(signal.SIGQUIT)
+        assert server.process.wait(20) == 0
+        assert os.listdir(server.sockets.name) == []
+
+
 def test_a_process_that_hangs_is_noticed_and_replaced(tiny_model: Path) -> None:
     with Served(tiny_model, hang_timeout_s=3, preprocess_deadline_s=0.5, workers=1) as server:
         hung = {role: server.pids(role)[0] for role in ("engine", "preprocess", "detokenizer")}

@@ -60,10 +60,10 @@ def test_it_prints_the_text(run):
 
 
 def test_it_reports_a_refusal(run, service):
-    service.refusal = ClientError("the picture is too dark", code="image_undecodable")
+    service.refusal = ClientError("The picture is too dark", code="image_undecodable")
     done = run()
     assert done.returncode != 0
-    assert "the picture is too dark" in done.stdout + done.stderr
+    assert "The picture is too dark" in done.stdout + done.stderr
 
 
 def test_it_notices_a_failure_in_the_middle(run, service):

@@ -112,7 +112,7 @@ def test_a_killed_process_ends_its_streams_with_an_error_and_comes_back(sound: S
         assert stream.error is None
         assert "[DONE]" not in stream.lines
         error = json.loads(stream.lines[-1])["error"]
-        assert f"the {role} stopped" in error["message"]
+        assert f"The {role} stopped" in error["message"]
     refused = sound.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
     assert refused.status_code == 503
     assert sound.client.get("/health").status_code == 200

@@ -401,7 +401,7 @@ def test_what_the_engine_cannot_do_ends_the_response_and_not_the_session(server:
 
 
 def test_a_refused_picture_is_named_by_its_frame(server: Any, run: Any, service: Any) -> None:
-    service.refusal = ClientError("the picture is damaged", code="image_undecodable", param="messages[0].content[1]")
+    service.refusal = ClientError("The picture is damaged", code="image_undecodable", param="messages[0].content[1]")
 
     async def story() -> None:
         async with await server.connect() as client:
