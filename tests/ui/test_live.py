@@ -609,15 +609,19 @@ def test_on_a_wall_the_controls_go_away_and_come_back(visit: Callable[..., Visit
 def test_that_words_were_copied_is_told_to_everybody(visit: Callable[..., Visit]):
     page = start(visit())
     said(page, SCENES)
-    told = page.locator(".live-said")
+    page.evaluate("""() => {
+      window.told = [];
+      const region = document.querySelector(".live-said");
+      new MutationObserver(() => told.push(region.textContent)).observe(region, { childList: true });
+    }""")
     page.get_by_role("button", name="Copy the words").click()
-    told.filter(has_text="Copied").wait_for()
+    page.wait_for_function("told.some((words) => words.includes('Copied'))")
     page.evaluate("""() => {
       Object.defineProperty(navigator, "clipboard", { value: undefined });
       document.execCommand = () => false;
     }""")
     page.keyboard.press("c")
-    told.filter(has_text="did not let it be copied").wait_for()
+    page.wait_for_function("told.some((words) => words.includes('did not let it be copied'))")
 
 
 def test_what_is_told_moves_nothing_that_stands_below(visit: Callable[..., Visit]):
@@ -629,6 +633,8 @@ def test_what_is_told_moves_nothing_that_stands_below(visit: Callable[..., Visit
         begun.page.reload()
         form = begun.page.locator(".live-prompt")
         form.wait_for()
+        form.locator(".prompt-preset option").first.wait_for(state="attached")
+        begun.page.evaluate("document.fonts.ready")
         before = form.bounding_box()
         start(begun).get_by_role("alert").filter(has_text="Allow it at the camera").wait_for()
         assert form.bounding_box() == before

@@ -204,7 +204,10 @@ def test_stop_keeps_what_was_said_and_frees_the_engine(browser: Any, own_server:
     begun.close()
 
 
-def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(page: Any) -> None:
+def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
     page.route("**/v1/chat/completions", make_it_long)
     bring(page, PICTURES / "kitchen.jpg")
     page.wait_for_selector(".turn[data-state=answering]")
@@ -214,6 +217,7 @@ def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(page: 
     assert "cow" in answered(page, 1)
     assert page.locator(".turn").count() == 1
     assert page.get_by_role("button", name="Ask", exact=True).is_visible()
+    begun.close()
 
 
 def test_another_answer_is_drawn_anew(page: Any) -> None:
