@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import socket
 import socketserver
 import struct
 import threading
@@ -296,8 +297,11 @@ def test_a_web_page_is_no_camera() -> None:
 def test_a_refusal_and_nobody_there() -> None:
     with http(lambda handler: handler.send_error(404)) as url, pytest.raises(ClientError, match="404"):
         frames_of(url)
-    with pytest.raises(ClientError, match="Connection refused") as caught:
-        frames_of(url.replace("//", "//user:secret@"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        url = f"http://user:secret@127.0.0.1:{taken.getsockname()[1]}/stream.mjpg"
+        with pytest.raises(ClientError, match="Connection refused") as caught:
+            frames_of(url)
     assert "secret" not in caught.value.message
 
 
