@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from serving import PATIENCE_S
 
 from preprocess.errors import ClientError, ServiceError
 
@@ -34,7 +35,12 @@ def run(request, served, tmp_path):
     def run(*more):
         environment = {**os.environ, "BEHOLDER_URL": served.url, "PYTHONPATH": ""}
         return subprocess.run(
-            [*command, str(picture), *more], capture_output=True, text=True, timeout=30, env=environment, check=False
+            [*command, str(picture), *more],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment,
+            check=False,
         )
 
     return run
@@ -73,6 +79,6 @@ def test_curl_sends_several_in_a_form(served, service, tmp_path):
         file.write_bytes(file.name.encode())
     environment = {**os.environ, "BEHOLDER_URL": served.url}
     command = [*COMMANDS["caption.sh"], *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=True)
     assert done.stdout.count(TEXT) == 2
     assert [part.data for part in service.last[0][0].content[:-1]] == [b"a b.jpg", b"c.jpg"]

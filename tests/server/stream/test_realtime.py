@@ -108,7 +108,7 @@ def test_a_conversation_remembers_and_forgets(server: Any, run: Any, service: An
 
 
 def test_cancelling_ends_with_a_done_that_says_so(server: Any, run: Any, service: Any) -> None:
-    service.words, service.delay_s = ("word ",) * 1000, 0.01
+    service.held_after = 2
 
     async def story() -> None:
         async with openai(server).realtime.connect(model="tiny") as connection:
@@ -302,19 +302,15 @@ def test_another_model_and_binary_messages_do_not_pass(server: Any, run: Any) ->
 
 def test_the_key_is_asked_for_and_leaving_frees_everything(serve: Any, run: Any, service: Any) -> None:
     server = serve(api_key="sesame")
-    service.words, service.delay_s = ("word ",) * 1000, 0.01
+    service.held_after = 2
 
     async def story() -> None:
         async with openai(server, key="sesame").realtime.connect(model="tiny") as connection:
             await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
             await connection.response.create()
             await until(connection, "response.output_text.delta")
-        for _ in range(200):
-            if service.generations[0].num_cancels and not server.hub.sessions:
-                break
+        while not service.generations[0].num_cancels or server.hub.sessions:  # the test has its time
             await asyncio.sleep(0.01)
-        assert service.generations[0].num_cancels > 0
-        assert not server.hub.sessions
         client = await server.connect("/v1/realtime", subprotocols=None)
         assert await client.closed() == 4401
 
