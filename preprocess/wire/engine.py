@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from preprocess.wire.sequence import EngineRequest
@@ -59,6 +61,10 @@ class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
 
     epoch: str
     max_context: int = 0
+
+
+GAUGES: Final = ("num_running", "num_waiting", "kv_slots_used", "kv_slots_total", "vision_cache_bytes")
+"""Fields of `EngineStats` that tell how it is now; all others count from the engine's start on."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):

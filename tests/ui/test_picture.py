@@ -87,7 +87,7 @@ def test_a_picture_is_described_and_asked_about(page: Any) -> None:
     first, second = requests
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
     (picture, _), (again, _) = first["messages"][0]["content"], second["messages"][0]["content"]
-    assert re.fullmatch(r"file-[0-9a-f]{32}", picture["image_url"]["url"]), "the picture is sent once, then named"
+    assert re.fullmatch(r"file-[0-9a-f]{32}", picture["image_url"]["url"]), "The picture is sent once, then named"
     assert picture == again
     facts = page.locator(".turn:last-child .turn-facts").inner_text()
     cached, prompt = map(int, re.search(r"(\d+) of (\d+) tokens cached", facts).groups())
