@@ -16,6 +16,8 @@ import torch
 
 from engine.batch import Runner
 from engine.config import EngineConfig
+from engine.cpu.native import why_not
+from engine.cpu.runner import CpuRunner
 from engine.limits import free_memory, kv_size
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_config
@@ -101,6 +103,8 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
+    elif not why_not(model.config, dtype):
+        make = CpuRunner
     return make(
         model,
         encoder,
