@@ -17,8 +17,11 @@ import torch.nn.functional as F
 from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from preprocess.blocks.linear import Linear
 
-GROUP: Final = 64
-"""Outputs that stand together in a weight matrix; widths are padded to whole groups."""
+GROUP: Final = 128
+"""Outputs whose weights stand together."""
+
+HALF: Final = 64
+"""Widths are padded to multiples of it; of a gated MLP, a half of a group is 32 gates and what they let through."""
 
 MAX_HEAD_DIM: Final = 256
 MAX_GROUP: Final = 64
@@ -188,15 +191,16 @@ class NativeModel:
 
 
 def padded(count: int) -> int:
-    """The next multiple of `GROUP`."""
-    return -(-count // GROUP) * GROUP
+    """The next multiple of `HALF`."""
+    return -(-count // HALF) * HALF
 
 
 def lay_out(weight: torch.Tensor) -> torch.Tensor:
-    """(outputs, inputs) → (groups, pairs of inputs, 4, 16 outputs, 2), zeros where there is nothing."""
+    """(outputs, inputs) → (groups, pairs of inputs, 8, 16 outputs, 2), zeros where there is nothing."""
     outputs, inputs = weight.shape
-    whole = F.pad(weight, (0, padded(inputs) - inputs, 0, padded(outputs) - outputs))
-    return whole.view(-1, 4, 16, padded(inputs) // 2, 2).permute(0, 3, 1, 2, 4).contiguous()
+    pairs = padded(inputs) // 2
+    whole = F.pad(weight, (0, 2 * pairs - inputs, 0, -outputs % GROUP))
+    return whole.view(-1, 8, 16, pairs, 2).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _interleave(gate_up: torch.Tensor) -> torch.Tensor:
@@ -205,5 +209,5 @@ def _interleave(gate_up: torch.Tensor) -> torch.Tensor:
     halves = gate_up.view(2, inner, *gate_up.shape[1:])
     whole = halves.new_zeros((2, padded(inner), *gate_up.shape[1:]))
     whole[:, :inner] = halves
-    parts = whole.view(2, -1, GROUP // 2, *gate_up.shape[1:]).transpose(0, 1)  # (groups, 2, 32, …)
+    parts = whole.view(2, -1, HALF // 2, *gate_up.shape[1:]).transpose(0, 1)  # (groups, 2, 32, …)
     return parts.reshape(-1, *gate_up.shape[1:])

@@ -7,9 +7,9 @@
 // of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin at
 // multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the bit.
 //
-// Products. A weight matrix is kept in groups of 64 outputs, each group pair of inputs by pair of inputs:
+// Products. A weight matrix is kept in groups of 128 outputs, each group pair of inputs by pair of inputs:
 //
-//     [group][pair][4 vectors][16 outputs][2 inputs]        of int8 or bfloat16
+//     [group][pair][8 vectors][16 outputs][2 inputs]        of int8 or bfloat16
 //
 // so that one instruction (vpdpwssd, vdpbf16ps) adds two inputs' products to sixteen outputs, and a step reads weights
 // in the order in which they lie. int8 weights are multiplied as integers: a row of inputs becomes 16-bit fixed point
@@ -35,7 +35,8 @@
 
 namespace {
 
-constexpr int GROUP = 64;      // outputs; rows of inputs and outputs are padded to whole groups
+constexpr int GROUP = 128;     // outputs whose weights stand together
+constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
 constexpr int TOKENS = 48;     // of a product at once: their results stay in the first cache
 constexpr int KEYS = 64;       // attention looks at so many positions at once
@@ -88,7 +89,7 @@ struct Step {
     int32_t num_rows, num_tokens, num_ends;
 };
 
-int padded(int count) { return (count + GROUP - 1) / GROUP * GROUP; }
+int padded(int count) { return (count + HALF - 1) / HALF * HALF; }
 int blocks_of(int inputs) { return (inputs + BLOCK - 1) / BLOCK; }
 
 // ---- threads ---------------------------------------------------------------------------------------------------------
@@ -320,76 +321,83 @@ struct Bf16 {
     static __m512 value(Sum sum, float) { return sum; }
 };
 
-// TOKENS rows of x by 64 * GROUPS outputs, over `pairs` pairs of inputs: added to `result` (tokens, 128), or put there.
-template <class Weight, int TOKENS, int GROUPS>
-void tile(const char* weights, size_t group_bytes, const uint16_t* x, size_t stride, int pairs, const float* scales,
-          int num_scales, bool is_first, float* result) {
-    typename Weight::Sum sum[TOKENS][4 * GROUPS] = {};
-    for (int pair = 0; pair < pairs; pair++) {
-        __m512i w[4 * GROUPS];
-        for (int v = 0; v < 4 * GROUPS; v++)
-            w[v] = Weight::load(weights + v / 4 * group_bytes + size_t(4 * pair + v % 4) * Weight::BYTES);
-        for (int t = 0; t < TOKENS; t++) {
-            int32_t two;
-            std::memcpy(&two, x + t * stride + 2 * pair, sizeof two);
-            for (int v = 0; v < 4 * GROUPS; v++) sum[t][v] = Weight::add(sum[t][v], w[v], _mm512_set1_epi32(two));
+// COUNT rows of x by 16 * VECTORS outputs, over `pairs` pairs of inputs: added to `result` (tokens, GROUP), or put there.
+template <class Weight, int COUNT, int VECTORS>
+void tile(const char* weights, const uint16_t* x, size_t stride, int pairs, const float* scales, int num_scales,
+          bool is_first, float* result) {
+    typename Weight::Sum sum[COUNT][VECTORS] = {};
+    for (int pair = 0; pair < pairs; pair++, weights += 8 * Weight::BYTES)
+        for (int half = 0; half < VECTORS; half += 4) {  // four by four, or registers would not do
+            __m512i w[4];
+            for (int v = 0; v < 4; v++) w[v] = Weight::load(weights + (half + v) * Weight::BYTES);
+            for (int t = 0; t < COUNT; t++) {
+                int32_t two;
+                std::memcpy(&two, x + t * stride + 2 * pair, sizeof two);
+                for (int v = 0; v < 4; v++)
+                    sum[t][half + v] = Weight::add(sum[t][half + v], w[v], _mm512_set1_epi32(two));
+            }
         }
-    }
-    for (int t = 0; t < TOKENS; t++)
-        for (int v = 0; v < 4 * GROUPS; v++) {
-            float* to = result + t * 2 * GROUP + 16 * v;
+    for (int t = 0; t < COUNT; t++)
+        for (int v = 0; v < VECTORS; v++) {
+            float* to = result + t * GROUP + 16 * v;
             const __m512 value = Weight::value(sum[t][v], scales[t * num_scales]);
             _mm512_store_ps(to, is_first ? value : _mm512_add_ps(_mm512_load_ps(to), value));
         }
 }
 
-template <class Weight, int GROUPS>
-void tiles(const Matrix& matrix, int group, const Inputs& in, int first, int count, float* result) {
+// Tiles of tokens [first, first + count) by a group of outputs or one half of it.
+template <class Weight, int VECTORS>
+void tiles(const Matrix& matrix, int half, const Inputs& in, int first, int count, float* result) {
     const int num_scales = blocks_of(matrix.inputs);
-    const size_t stride = matrix.inputs, group_bytes = stride / 2 * 4 * Weight::BYTES;
+    const size_t stride = matrix.inputs;
     for (int input = 0; input < matrix.inputs; input += BLOCK) {
-        const char* w = matrix.weights + group * group_bytes + size_t(input) / 2 * 4 * Weight::BYTES;
+        const char* w = matrix.weights + ((half / 2 * stride + input) / 2 * 8 + half % 2 * 4) * Weight::BYTES;
         const int pairs = std::min(BLOCK, matrix.inputs - input) / 2;
         for (int t = 0; t < count;) {
             const int left = count - t;
             const int now = left == 4 ? 2 : std::min(left, 3);  // two and two are quicker than three and one
             const uint16_t* x = in.values + (first + t) * stride + input;
             const float* scales = in.scales + (first + t) * num_scales + input / BLOCK;
-            const auto compute = now == 3   ? tile<Weight, 3, GROUPS>
-                                 : now == 2 ? tile<Weight, 2, GROUPS>
-                                            : tile<Weight, 1, GROUPS>;
-            compute(w, group_bytes, x, stride, pairs, scales, num_scales, input == 0, result + t * 2 * GROUP);
+            const auto compute = now == 3   ? tile<Weight, 3, VECTORS>
+                                 : now == 2 ? tile<Weight, 2, VECTORS>
+                                            : tile<Weight, 1, VECTORS>;
+            compute(w, x, stride, pairs, scales, num_scales, input == 0, result + t * GROUP);
             t += now;
         }
     }
 }
 
-// All outputs of all tokens: `take(token, group, y)` gets 64 of them at a time, y[4] with scales and biases applied.
+// All outputs of all tokens: `take(token, half, y)` gets 64 of them at a time, y[4] with scales and biases applied.
 template <class Take>
 void multiply(const Crew& crew, const Matrix& matrix, const Inputs& in, int num_tokens, const Take& take) {
-    const int groups = (matrix.outputs + GROUP - 1) / GROUP, chunks = (num_tokens + TOKENS - 1) / TOKENS;
-    const int wide = crew.count() == 1 || groups * chunks >= 8 * crew.count() ? 2 : 1;
-    crew.run((groups + wide - 1) / wide * chunks, [&](int item) {
-        alignas(64) float result[TOKENS * 2 * GROUP];
+    const int halves = padded(matrix.outputs) / HALF, chunks = (num_tokens + TOKENS - 1) / TOKENS;
+    const int wide = crew.count() == 1 || halves * chunks >= 8 * crew.count() ? 2 : 1;
+    crew.run((halves + wide - 1) / wide * chunks, [&](int item) {
+        alignas(64) float result[TOKENS * GROUP];
         const int first = item % chunks * TOKENS, count = std::min(TOKENS, num_tokens - first);
-        const int group = item / chunks * wide, num = std::min(wide, groups - group);
-        const auto compute = matrix.is_int8 ? (num == 2 ? tiles<Int8, 2> : tiles<Int8, 1>)
-                                            : (num == 2 ? tiles<Bf16, 2> : tiles<Bf16, 1>);
-        compute(matrix, group, in, first, count, result);
-        for (int g = group; g < group + num; g++) {
-            const float *scale = matrix.scales + g * GROUP, *bias = matrix.bias + g * GROUP;
+        const int half = item / chunks * wide, num = std::min(wide, halves - half);
+        const auto compute = matrix.is_int8 ? (num == 2 ? tiles<Int8, 8> : tiles<Int8, 4>)
+                                            : (num == 2 ? tiles<Bf16, 8> : tiles<Bf16, 4>);
+        compute(matrix, half, in, first, count, result);
+        for (int h = half; h < half + num; h++) {
+            const float *scale = matrix.scales + h * HALF, *bias = matrix.bias + h * HALF;
             for (int t = 0; t < count; t++) {
                 __m512 y[4];
                 for (int v = 0; v < 4; v++)
-                    y[v] = _mm512_fmadd_ps(_mm512_load_ps(result + t * 2 * GROUP + (g - group) * GROUP + 16 * v),
+                    y[v] = _mm512_fmadd_ps(_mm512_load_ps(result + t * GROUP + (h - half) * HALF + 16 * v),
                                            _mm512_loadu_ps(scale + 16 * v), _mm512_loadu_ps(bias + 16 * v));
-                take(first + t, g, y);
+                take(first + t, h, y);
             }
         }
     });
 }
 
 // ---- attention -------------------------------------------------------------------------------------------------------
+
+// Slots lie anywhere, so no prefetcher of the processor knows where the next is.
+void fetch(const uint16_t* from, int count) {
+    for (int i = 0; i < count; i += 32) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
+}
 
 // Sixteen vectors of sixteen 32-bit numbers, columns for rows.
 void transpose(__m512i* v) {
@@ -480,7 +488,10 @@ void attend(const Model& model, const Step& step, const Heads& heads, int layer,
     for (int first = 0; first < end; first += KEYS) {
         const int num_keys = std::min(KEYS, end - first);
         const uint16_t* values[KEYS];
-        for (int k = 0; k < num_keys; k++) values[k] = keys + slots[first + k] * slot_size + slot_size / 2;
+        for (int k = 0; k < num_keys; k++) {
+            values[k] = keys + slots[first + k] * slot_size + slot_size / 2;
+            fetch(values[k], dim);
+        }
 
         for (int k = 0; k < num_keys; k += 16) {
             for (int pair = 0; pair < pairs; pair += 16) {
@@ -498,6 +509,7 @@ void attend(const Model& model, const Step& step, const Heads& heads, int layer,
                 score<1>(query + q * query_pairs, query_pairs, pairs, columns, scores + q * KEYS + k);
         }
 
+        for (int k = first + KEYS; k < std::min(end, first + 2 * KEYS); k++) fetch(keys + slots[k] * slot_size, dim);
         for (int t = 0; t < count; t++) {
             const int seen = std::min(num_keys, row.start + from + t + 1 - first);
             if (seen <= 0) continue;
@@ -620,16 +632,16 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
     const Layer& layer = model.layers[index];
     const int n = step.num_tokens, hidden = padded(model.hidden), attended = padded(model.num_heads * model.head_dim);
     const int qkv = padded(layer.qkv.outputs), inner = padded(model.intermediate);
-    const auto add_to_x = [&](int token, int group, const __m512* y) {
-        float* x = work.x + size_t(token) * hidden + group * GROUP;
+    const auto add_to_x = [&](int token, int half, const __m512* y) {
+        float* x = work.x + size_t(token) * hidden + half * HALF;
         for (int v = 0; v < 4; v++) _mm512_store_ps(x + 16 * v, _mm512_add_ps(_mm512_load_ps(x + 16 * v), y[v]));
     };
 
     crew.run(n, [&](int token) {
         prepare_normed(layer.qkv, work.inputs, token, work.x + size_t(token) * hidden, layer.attention_norm, model);
     });
-    multiply(crew, layer.qkv, work.inputs, n, [&](int token, int group, const __m512* y) {
-        for (int v = 0; v < 4; v++) _mm512_store_ps(work.wide + size_t(token) * qkv + group * GROUP + 16 * v, y[v]);
+    multiply(crew, layer.qkv, work.inputs, n, [&](int token, int half, const __m512* y) {
+        for (int v = 0; v < 4; v++) _mm512_store_ps(work.wide + size_t(token) * qkv + half * HALF + 16 * v, y[v]);
     });
     crew.run(int(parts.size()), [&](int item) {
         const Part& part = parts[item];
@@ -651,8 +663,8 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
     crew.run(n, [&](int token) {
         prepare_normed(layer.gate_up, work.inputs, token, work.x + size_t(token) * hidden, layer.mlp_norm, model);
     });
-    multiply(crew, layer.gate_up, work.inputs, n, [&](int token, int group, const __m512* y) {
-        float* to = work.wide + size_t(token) * inner + group * GROUP / 2;
+    multiply(crew, layer.gate_up, work.inputs, n, [&](int token, int half, const __m512* y) {
+        float* to = work.wide + size_t(token) * inner + half * HALF / 2;
         for (int v = 0; v < 2; v++) _mm512_store_ps(to + 16 * v, _mm512_mul_ps(silu(y[v]), y[v + 2]));
     });
     crew.run(n, [&](int token) {
@@ -674,9 +686,9 @@ void run_head(const Crew& crew, const Model& model, const Step& step, const Work
     crew.run(step.num_ends, [&](int end) {
         prepare_normed(model.head, work.inputs, end, work.x + size_t(step.ends[end]) * padded(model.hidden), model.norm, model);
     });
-    multiply(crew, model.head, work.inputs, step.num_ends, [&](int end, int group, const __m512* y) {
+    multiply(crew, model.head, work.inputs, step.num_ends, [&](int end, int half, const __m512* y) {
         for (int v = 0; v < 4; v++) {
-            const int id = group * GROUP + 16 * v;
+            const int id = half * HALF + 16 * v;
             _mm512_mask_storeu_ps(step.logits + end * vocab + id, first_lanes(int(vocab) - id), y[v]);
         }
     });
