@@ -11,7 +11,9 @@ step = Extension(
     "engine.cpu._step",
     ["engine/cpu/step.cpp"],
     language="c++",
-    extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-pthread", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"],
+    # No fused products where the file does not ask for them: a compiler fuses one copy of a function and not another,
+    # and a token's sums would depend on its place in a step.
+    extra_compile_args=["-ffp-contract=off", "-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-pthread", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"],
     extra_link_args=["-pthread"],
     optional=True,  # without a compiler the install goes on, and torch computes steps
 )

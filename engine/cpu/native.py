@@ -103,7 +103,7 @@ def library() -> ctypes.CDLL | None:
     if found is None or found.origin is None or not Path(found.origin).is_file():
         return None
     loaded = ctypes.CDLL(found.origin)
-    loaded.beholder_is_supported.restype = ctypes.c_int
+    loaded.beholder_is_supported.restype = loaded.beholder_has_amx.restype = ctypes.c_int
     loaded.beholder_workspace.argtypes = (_P, _I32)
     loaded.beholder_workspace.restype = _I64
     loaded.beholder_step.argtypes = (_P, _P, _I32, _I32, _I32)
@@ -126,14 +126,16 @@ def why_not(config: DecoderConfig, dtype: torch.dtype) -> str:
 
 
 class NativeModel:
-    """A decoder's weights in the library's layout. They are taken out of the decoder, which cannot run afterwards.
+    """A decoder's weights in the library's layout. Unless `keep`, they are taken out of the decoder, which cannot run
+    afterwards.
 
     Attributes:
         model: What the library is given; valid as long as this object lives.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, keep: bool) -> None:
         config = decoder.config
+        self._keep_weights = keep
         self._kept: list[Any] = []  # whatever `model` points to
         layers = (Layer * config.num_layers)(*(self._layer(layer) for layer in decoder.layers))
         self._kept.append(layers)
@@ -165,7 +167,7 @@ class NativeModel:
 
     def _matrix(self, linear: Linear, *, is_gated: bool = False) -> Matrix:
         """`is_gated`: the first half of the outputs are gates, which come to stand beside what they let through."""
-        weight, scales, bias = linear.take()
+        weight, scales, bias = linear.weights() if self._keep_weights else linear.take()
         outputs, inputs = weight.shape
         scales = torch.ones(outputs) if scales is None else scales.float()
         bias = torch.zeros(outputs) if bias is None else bias.float()

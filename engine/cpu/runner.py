@@ -2,6 +2,9 @@
 
 Each token's arithmetic is its own there: what is said does not depend on batches, chunks, cached prefixes or drafts,
 not in bfloat16 either. The vision encoder and sampling are torch's, as in `TorchRunner`.
+
+A processor with AMX multiplies large matrices several times as fast as AVX-512 does, and torch uses it: there chunks of
+prompts are torch's, and what holds for all tokens elsewhere holds for decoding and drafts.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from engine.cpu.native import NativeModel, Step, library
 from engine.models.decoder import Decoder
 from engine.runner import TorchRunner, VisionEncoder
 from preprocess.blocks.rope import MRope
+
+SHORT: Final = 16
+"""Rows of at most so many tokens, decoding and verifying ones among them, are never left to torch."""
 
 MOST_AT_ONCE: Final = 64
 """Steps of more tokens are computed layer by layer, telling of progress: on a large model they take seconds."""
@@ -51,8 +57,9 @@ class CpuRunner(TorchRunner):
         loaded = library()
         assert loaded is not None
         self._library = loaded
-        self._native = NativeModel(model)
-        self._threads = torch.get_num_threads()
+        self.chunks_by_torch = bool(loaded.beholder_has_amx())
+        self._native = NativeModel(model, keep=self.chunks_by_torch)
+        self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._step = Step(
             slot_table=self.slot_table.data_ptr(),
@@ -70,6 +77,21 @@ class CpuRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
+        is_long = [self.chunks_by_torch and len(row.token_ids) > SHORT for row in rows]
+        if not any(is_long):
+            return self._run(rows)
+        by_torch = super().logits([row for row, long in zip(rows, is_long, strict=True) if long])
+        if all(is_long):
+            return by_torch
+        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long])
+        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in rows]
+        from_torch = torch.tensor(is_long).repeat_interleave(torch.tensor(counts))
+        logits = torch.empty((len(from_torch), self.vocab_size))
+        logits[from_torch], logits[~from_torch] = by_torch, native
+        return logits
+
+    def _run(self, rows: Sequence[Row]) -> torch.Tensor:
+        """`logits` by the library."""
         lengths = [len(row.token_ids) for row in rows]
         num_tokens = sum(lengths)
         table = np.empty((len(rows), 4), np.int32)  # `Row` of step.cpp
@@ -96,7 +118,7 @@ class CpuRunner(TorchRunner):
         at_once = num_layers if num_tokens <= MOST_AT_ONCE else 1
         for layer in range(0, num_layers, at_once):
             self.model.progress()
-            self._library.beholder_step(model, ctypes.byref(step), layer, layer + at_once, self._threads)
+            self._library.beholder_step(model, ctypes.byref(step), layer, layer + at_once, self.threads)
         return logits
 
     def _embeddings(

@@ -6,6 +6,7 @@
 // Every token's arithmetic is its own. No sum depends on which tokens, rows or drafts stand beside it, nor on the number
 // of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin at
 // multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the bit.
+// (Compiled with -ffp-contract=off, since a compiler fuses products and sums in one copy of a template and not another.)
 //
 // Products. A weight matrix is kept in groups of 128 outputs, each group pair of inputs by pair of inputs:
 //
@@ -17,6 +18,7 @@
 // has 15), and sums of integers are exact. Three tokens by 128 outputs fill the registers, and cost little more than
 // one token does while reading weights is what takes the time.
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
@@ -208,6 +210,12 @@ EXPORT int beholder_is_supported() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+}
+
+// Whether the processor multiplies matrices of bfloat16 as such (AMX). oneDNN uses that and this file does not.
+EXPORT int beholder_has_amx() {
+    unsigned a, b, c, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
 }
 
 // All that follows is compiled for AVX-512 and runs only where the function above says so.

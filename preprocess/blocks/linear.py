@@ -96,14 +96,18 @@ class Linear:
             return torch.mm(x, self._weight.T, out_dtype=torch.float32)
         return self(x).float()
 
-    def take(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The weight for whoever multiplies with it otherwise: integers and their scales where the checkpoint has them,
-        else the weight and None; and the bias. The layer is empty afterwards.
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """For whoever multiplies otherwise, before the first call: a checkpoint's integers and their scales, or the
+        weight and None; and the bias.
         """
-        assert self._weight is not None
-        weight, scales = (self._weight, None) if self._integers is None else self._integers
-        self._weight = self._integers = None
+        weight, scales = (self.weight, None) if self._integers is None else self._integers
         return weight, scales, self.bias
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """As `weights`; the layer is empty afterwards."""
+        taken = self.weights()
+        self._weight = self._integers = None
+        return taken
 
     def _lay_out(self) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), 8)
