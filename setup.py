@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the native step of CPUs is compiled where that is possible, and left out elsewhere."""
+"""What pyproject.toml cannot say: the native step of CPUs is compiled where that can be, and left out elsewhere."""
 
 import platform
 import sys
@@ -13,7 +13,17 @@ step = Extension(
     language="c++",
     # No fused products where the file does not ask for them: a compiler fuses one copy of a function and not another,
     # and a token's sums would depend on its place in a step.
-    extra_compile_args=["-ffp-contract=off", "-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-pthread", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"],
+    extra_compile_args=[
+        "-ffp-contract=off",
+        "-std=c++17",
+        "-O3",
+        "-g0",
+        "-fvisibility=hidden",
+        "-pthread",
+        "-Wno-psabi",
+        "-Wno-uninitialized",
+        "-Wno-maybe-uninitialized",
+    ],
     extra_link_args=["-pthread"],
     optional=True,  # without a compiler the install goes on, and torch computes steps
 )

@@ -96,6 +96,7 @@ def load_runner(config: EngineConfig) -> Runner:
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
     size = kv_size(config, config_of.max_positions, token_bytes, free=free_memory(device), is_cpu=device.type == "cpu")
     make: type[TorchRunner] = TorchRunner
+    reason = ""
     if device.type == "cuda":
         from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does
 
@@ -103,9 +104,9 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
-    elif not why_not(model.config, dtype):
+    elif not (reason := why_not(model.config, dtype)):
         make = CpuRunner
-    return make(
+    runner = make(
         model,
         encoder,
         num_slots=1 + size.kv_tokens,
@@ -114,6 +115,9 @@ def load_runner(config: EngineConfig) -> Runner:
         dtype=dtype,
         device=device,
     )
+    if reason:
+        runner.kernel = f"torch: {reason}"
+    return runner
 
 
 def _device(name: str) -> torch.device:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,6 +15,9 @@ import torch.nn.functional as F
 
 from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from preprocess.blocks.linear import Linear
+
+VERSION: Final = 1
+"""Of what step.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
 """Outputs whose weights stand together."""
@@ -98,11 +100,17 @@ class Step(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library; None where it was not built."""
+    """The library; None where it was not built, cannot be loaded, or was built from another version of step.cpp."""
     found = importlib.util.find_spec("engine.cpu._step")
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+    if found is None or found.origin is None:
         return None
-    loaded = ctypes.CDLL(found.origin)
+    try:
+        loaded = ctypes.CDLL(found.origin)
+    except OSError:
+        return None
+    loaded.beholder_version.restype = ctypes.c_int
+    if loaded.beholder_version() != VERSION:
+        return None
     loaded.beholder_is_supported.restype = loaded.beholder_has_amx.restype = ctypes.c_int
     loaded.beholder_workspace.argtypes = (_P, _I32)
     loaded.beholder_workspace.restype = _I64
@@ -114,15 +122,15 @@ def library() -> ctypes.CDLL | None:
 def why_not(config: DecoderConfig, dtype: torch.dtype) -> str:
     """Why steps of such a model are not computed by the library, in a few words; empty where they are."""
     if dtype is not torch.bfloat16:
-        return f"the type is {str(dtype).removeprefix('torch.')}"
+        return f"native computes in bfloat16, and the type is {str(dtype).removeprefix('torch.')}"
     if config.experts is not None:
-        return "the model has experts"
+        return "native knows no experts"
     if config.head_dim > MAX_HEAD_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
-        return "the model's heads are too large"
+        return "the model's heads are larger than native takes"
     loaded = library()
     if loaded is None:
-        return "it was not built: no compiler at install, or another architecture"
-    return "" if loaded.beholder_is_supported() else "the processor lacks AVX-512 with VNNI and BF16"
+        return "native was not built at install, for lack of a C++ compiler or of an x86-64 Linux"
+    return "" if loaded.beholder_is_supported() else "native needs a processor that has AVX-512 with VNNI and BF16"
 
 
 class NativeModel:

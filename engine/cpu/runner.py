@@ -56,6 +56,7 @@ class CpuRunner(TorchRunner):
         )
         loaded = library()
         assert loaded is not None
+        self.kernel = "native"
         self._library = loaded
         self.chunks_by_torch = bool(loaded.beholder_has_amx())
         self._native = NativeModel(model, keep=self.chunks_by_torch)
@@ -69,10 +70,6 @@ class CpuRunner(TorchRunner):
         )
         table = model.embedding.table
         self._table_at, self._table_stride = table.data_ptr(), table.stride(0) * table.itemsize
-
-    def facts(self) -> dict[str, object]:
-        """See `Runner.facts`."""
-        return super().facts() | {"kernel": "native"}
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:

@@ -37,6 +37,7 @@
 
 namespace {
 
+constexpr int VERSION = 1;     // of what native.py is told of this file
 constexpr int GROUP = 128;     // outputs whose weights stand together
 constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
@@ -205,6 +206,8 @@ class Crew {
 };
 
 }  // namespace
+
+EXPORT int beholder_version() { return VERSION; }
 
 EXPORT int beholder_is_supported() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

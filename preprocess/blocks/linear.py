@@ -20,8 +20,9 @@ _INTEGER_BLOCK: Final = 64
 class Linear:
     """y = x Wᵀ + b, for x of shape (…, inputs) and W of shape (outputs, inputs).
 
-    In bfloat16 on a CPU the weight is laid out for oneDNN at the first call. `F.linear` lays it out anew at every call, which for
-    few rows costs as much as the product: 384 → 2048 for 8 rows takes 142 µs and 82 µs laid out (one core, AMX).
+    In bfloat16 on a CPU the weight is laid out for oneDNN at the first call. `F.linear` lays it out anew at every call,
+    which for few rows costs as much as the product: 384 → 2048 for 8 rows takes 142 µs and 82 µs laid out (one core,
+    AMX).
 
     A step of very few rows is bound by reading weights, so there a checkpoint's own 8-bit `integers` (outputs, inputs)
     and scales (outputs,) are multiplied as they are: 1.0 instead of 2.5 ms for the layers of a 12M-parameter model.
