@@ -119,6 +119,7 @@ class Threads {
     void run(int items, const Work& work) {
         call_ = [](const void* context, int item) { (*static_cast<const Work*>(context))(item); };
         context_ = &work;
+        items_ = items;
         unfinished_.store(items, std::memory_order_relaxed);
         // The upper half counts phases, so that no thread takes an item of a phase by a number read in another.
         ticket_.store((++phase_ << 32) | uint32_t(items), std::memory_order_release);
@@ -136,7 +137,7 @@ class Threads {
         uint64_t ticket = ticket_.load(std::memory_order_acquire);
         while (uint32_t(ticket)) {
             if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
-            call_(context_, int(uint32_t(ticket)) - 1);
+            call_(context_, items_ - int(uint32_t(ticket)));
             unfinished_.fetch_sub(1, std::memory_order_release);
             ticket = ticket_.load(std::memory_order_acquire);
         }
@@ -158,6 +159,7 @@ class Threads {
     const int count_;
     void (*call_)(const void*, int) = nullptr;
     const void* context_ = nullptr;
+    int items_ = 0;
     uint64_t phase_ = 0;
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int> unfinished_{0};
@@ -405,9 +407,11 @@ void multiply(const Crew& crew, const Matrix& matrix, const Inputs& in, int num_
 
 // ---- attention -------------------------------------------------------------------------------------------------------
 
-// Slots lie anywhere, so no prefetcher of the processor knows where the next is.
-void fetch(const uint16_t* from, int count) {
-    for (int i = 0; i < count; i += 32) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
+// Slots lie anywhere, so no prefetcher of the processor knows where the next is. A block of them is fetched whole, for
+// all heads, which come one after the other.
+void fetch(const uint16_t* pool, const int32_t* slots, size_t slot_size, int first, int end) {
+    for (int k = first; k < std::min(end, first + KEYS); k++)
+        for (size_t i = 0; i < slot_size; i += 32) _mm_prefetch((const char*)(pool + slots[k] * slot_size + i), _MM_HINT_T0);
 }
 
 // Sixteen vectors of sixteen 32-bit numbers, columns for rows.
@@ -496,13 +500,12 @@ void attend(const Model& model, const Step& step, const Heads& heads, int layer,
         std::memset(sums + q * HEAD_DIM, 0, HEAD_DIM * sizeof(float));
     }
 
+    if (kv_head == 0) fetch(keys, slots, slot_size, 0, end);
     for (int first = 0; first < end; first += KEYS) {
         const int num_keys = std::min(KEYS, end - first);
         const uint16_t* values[KEYS];
-        for (int k = 0; k < num_keys; k++) {
-            values[k] = keys + slots[first + k] * slot_size + slot_size / 2;
-            fetch(values[k], dim);
-        }
+        for (int k = 0; k < num_keys; k++) values[k] = keys + slots[first + k] * slot_size + slot_size / 2;
+        if (kv_head == 0) fetch(keys, slots, slot_size, first + KEYS, end);
 
         for (int k = 0; k < num_keys; k += 16) {
             for (int pair = 0; pair < pairs; pair += 16) {
@@ -520,40 +523,42 @@ void attend(const Model& model, const Step& step, const Heads& heads, int layer,
                 score<1>(query + q * query_pairs, query_pairs, pairs, columns, scores + q * KEYS + k);
         }
 
-        for (int k = first + KEYS; k < std::min(end, first + 2 * KEYS); k++) fetch(keys + slots[k] * slot_size, dim);
-        for (int t = 0; t < count; t++) {
-            const int seen = std::min(num_keys, row.start + from + t + 1 - first);
+        const auto seen_by = [&](int q) { return std::min(num_keys, row.start + from + q / group + 1 - first); };
+        for (int q = 0; q < num_queries; q++) {
+            const int seen = seen_by(q);
             if (seen <= 0) continue;
-            for (int q = t * group; q < (t + 1) * group; q++) {
-                float* s = scores + q * KEYS;
-                __m512 v[KEYS / 16], most = _mm512_set1_ps(largest[q]);
-                for (int i = 0; i < KEYS / 16; i++) {
-                    v[i] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), first_lanes(seen - 16 * i), _mm512_load_ps(s + 16 * i), scale);
-                    most = _mm512_max_ps(most, v[i]);
-                }
-                const float now = _mm512_reduce_max_ps(most);
-                __m512 sum = _mm512_setzero_ps();
-                for (int i = 0; i < KEYS / 16; i++) {
-                    const __mmask16 lanes = first_lanes(seen - 16 * i);
-                    v[i] = _mm512_maskz_mov_ps(lanes, exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
-                    sum = _mm512_add_ps(sum, v[i]);
-                    _mm512_store_ps(s + 16 * i, v[i]);
-                }
-                shrink[q] = _mm512_cvtss_f32(exponential(_mm512_set1_ps(largest[q] - now)));
-                total[q] = total[q] * shrink[q] + _mm512_reduce_add_ps(sum);
-                largest[q] = now;
+            float* s = scores + q * KEYS;
+            __m512 v[KEYS / 16], most = _mm512_set1_ps(largest[q]);
+            for (int i = 0; i < KEYS / 16; i++) {
+                v[i] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), first_lanes(seen - 16 * i),
+                                          _mm512_load_ps(s + 16 * i), scale);
+                most = _mm512_max_ps(most, v[i]);
             }
-            for (int q = t * group; q < (t + 1) * group;) {
-                const int num = std::min(3, (t + 1) * group - q);
-                int d = 0;
-                for (; d + 64 <= dim; d += 64)
-                    (num == 3 ? add_values<3, 4> : num == 2 ? add_values<2, 4> : add_values<1, 4>)(
-                        values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
-                for (; d < dim; d += 16)
-                    (num == 3 ? add_values<3, 1> : num == 2 ? add_values<2, 1> : add_values<1, 1>)(
-                        values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
-                q += num;
+            const float now = _mm512_reduce_max_ps(most);
+            __m512 sum = _mm512_setzero_ps();
+            for (int i = 0; i < KEYS / 16; i++) {
+                const __mmask16 lanes = first_lanes(seen - 16 * i);
+                v[i] = _mm512_maskz_mov_ps(lanes, exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
+                sum = _mm512_add_ps(sum, v[i]);
+                _mm512_store_ps(s + 16 * i, v[i]);
             }
+            shrink[q] = _mm512_cvtss_f32(exponential(_mm512_set1_ps(largest[q] - now)));
+            total[q] = total[q] * shrink[q] + _mm512_reduce_add_ps(sum);
+            largest[q] = now;
+        }
+        for (int q = 0, num; q < num_queries; q += num) {  // values are read once for three queries that see as much
+            const int seen = seen_by(q);
+            for (num = 1; num < 3 && q + num < num_queries && seen_by(q + num) == seen;) num++;
+            if (seen <= 0) continue;
+            int d = 0;
+            for (; d + 64 <= dim; d += 64)
+                (num == 3   ? add_values<3, 4>
+                 : num == 2 ? add_values<2, 4>
+                            : add_values<1, 4>)(values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
+            for (; d < dim; d += 16)
+                (num == 3   ? add_values<3, 1>
+                 : num == 2 ? add_values<2, 1>
+                            : add_values<1, 1>)(values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
         }
     }
     for (int q = 0; q < num_queries; q++) {
