@@ -3,10 +3,10 @@
 // Called through ctypes by `native.py`; the structs at the head are declared there a second time. It owns nothing but
 // its threads: weights, KV pool, slot table, rows and workspace belong to the caller.
 //
-// Every token's arithmetic is its own. No sum depends on which tokens, rows or drafts stand beside it, nor on the number
-// of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin at
-// multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the bit.
-// (Compiled with -ffp-contract=off, since a compiler fuses products and sums in one copy of a template and not another.)
+// Every token's arithmetic is its own. No sum depends on which tokens, rows or drafts stand beside it, nor on the
+// number of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin
+// at multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the
+// bit. (Compiled with -ffp-contract=off: a compiler fuses products and sums in one copy of a template and not another.)
 //
 // Products. A weight matrix is kept in groups of 128 outputs, each group pair of inputs by pair of inputs:
 //
@@ -95,7 +95,7 @@ struct Step {
 int padded(int count) { return (count + HALF - 1) / HALF * HALF; }
 int blocks_of(int inputs) { return (inputs + BLOCK - 1) / BLOCK; }
 
-// ---- threads ---------------------------------------------------------------------------------------------------------
+// ---- threads --------------------------------------------------------------------------------------------------------
 
 // Items of work that any thread takes, the caller among them: who is late misses items, nobody waits for it. Threads
 // sleep between steps.
@@ -129,8 +129,10 @@ class Threads {
 
   private:
     static void rest(int spins) {
-        if (spins % 256 == 255) sched_yield();  // whoever holds the last item may need this core
-        else _mm_pause();
+        if (spins % 256 == 255)
+            sched_yield();  // whoever holds the last item may need this core
+        else
+            _mm_pause();
     }
 
     void take() {
@@ -168,8 +170,8 @@ class Threads {
     std::condition_variable wake_;
 };
 
-std::mutex threads_mutex;      // held by the step that uses them; another step at the same time works alone
-Threads* threads = nullptr;    // never freed: they sleep until the process ends
+std::mutex threads_mutex;    // held by the step that uses them; another step at the same time works alone
+Threads* threads = nullptr;  // never freed: they sleep until the process ends
 
 void forget_threads() {  // in a forked child, which has none of them
     threads = nullptr;
@@ -198,7 +200,8 @@ class Crew {
 
     template <class Work>
     void run(int items, const Work& work) const {
-        if (threads_ && items > 1) threads_->run(items, work);
+        if (threads_ && items > 1)
+            threads_->run(items, work);
         else
             for (int item = 0; item < items; item++) work(item);
     }
@@ -225,8 +228,8 @@ EXPORT int beholder_has_amx() {
 
 // All that follows is compiled for AVX-512 and runs only where the function above says so.
 #if defined(__clang__)
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,fma"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,fma")
@@ -234,7 +237,7 @@ EXPORT int beholder_has_amx() {
 
 namespace {
 
-// ---- numbers ---------------------------------------------------------------------------------------------------------
+// ---- numbers --------------------------------------------------------------------------------------------------------
 
 __mmask16 first_lanes(int count) { return count >= 16 ? 0xffff : __mmask16((1u << std::max(count, 0)) - 1); }
 
@@ -256,7 +259,8 @@ __m512 exponential(__m512 x) {
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
     __m512 sum = _mm512_set1_ps(1.0f / 720);
-    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(c));
+    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(c));
     return _mm512_scalef_ps(sum, n);
 }
 
@@ -276,7 +280,7 @@ float square_sum(const float* x, int count) {
     return _mm512_reduce_add_ps(sum);
 }
 
-// ---- products --------------------------------------------------------------------------------------------------------
+// ---- products -------------------------------------------------------------------------------------------------------
 
 // Rows of inputs as products take them: 16 bits each, bfloat16 or fixed point with a scale for each block.
 struct Inputs {
@@ -293,7 +297,8 @@ void prepare(const Matrix& matrix, const Inputs& in, int token, const float* x, 
         __m512 largest = _mm512_setzero_ps();
         for (int i = 0; i < count; i += 16) {
             __m512 v = _mm512_loadu_ps(x + first + i);
-            if (weight) v = _mm512_mul_ps(_mm512_mul_ps(v, _mm512_set1_ps(factor)), _mm512_loadu_ps(weight + first + i));
+            if (weight)
+                v = _mm512_mul_ps(_mm512_mul_ps(v, _mm512_set1_ps(factor)), _mm512_loadu_ps(weight + first + i));
             _mm512_store_ps(y + i, v);
             largest = _mm512_max_ps(largest, _mm512_abs_ps(v));
         }
@@ -311,7 +316,8 @@ void prepare(const Matrix& matrix, const Inputs& in, int token, const float* x, 
     }
 }
 
-void prepare_normed(const Matrix& matrix, const Inputs& in, int token, const float* x, const float* weight, const Model& model) {
+void prepare_normed(const Matrix& matrix, const Inputs& in, int token, const float* x, const float* weight,
+                    const Model& model) {
     const float mean = square_sum(x, model.hidden) / model.hidden;
     prepare(matrix, in, token, x, 1.0f / std::sqrt(mean + model.eps), weight);
 }
@@ -334,7 +340,8 @@ struct Bf16 {
     static __m512 value(Sum sum, float) { return sum; }
 };
 
-// COUNT rows of x by 16 * VECTORS outputs, over `pairs` pairs of inputs: added to `result` (tokens, GROUP), or put there.
+// COUNT rows of x by 16 * VECTORS outputs, over `pairs` pairs of inputs: added to `result` (tokens, GROUP), or put
+// there.
 template <class Weight, int COUNT, int VECTORS>
 void tile(const char* weights, const uint16_t* x, size_t stride, int pairs, const float* scales, int num_scales,
           bool is_first, float* result) {
@@ -405,13 +412,14 @@ void multiply(const Crew& crew, const Matrix& matrix, const Inputs& in, int num_
     });
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------------
+// ---- attention ------------------------------------------------------------------------------------------------------
 
 // Slots lie anywhere, so no prefetcher of the processor knows where the next is. A block of them is fetched whole, for
 // all heads, which come one after the other.
 void fetch(const uint16_t* pool, const int32_t* slots, size_t slot_size, int first, int end) {
     for (int k = first; k < std::min(end, first + KEYS); k++)
-        for (size_t i = 0; i < slot_size; i += 32) _mm_prefetch((const char*)(pool + slots[k] * slot_size + i), _MM_HINT_T0);
+        for (size_t i = 0; i < slot_size; i += 32)
+            _mm_prefetch((const char*)(pool + slots[k] * slot_size + i), _MM_HINT_T0);
 }
 
 // Sixteen vectors of sixteen 32-bit numbers, columns for rows.
@@ -443,13 +451,15 @@ void score(const int32_t* query, int stride, int pairs, const __m512i* keys, flo
     __m512 sum[HEADS] = {};
     for (int pair = 0; pair < pairs; pair++)
         for (int h = 0; h < HEADS; h++)
-            sum[h] = _mm512_dpbf16_ps(sum[h], (__m512bh)keys[pair], (__m512bh)_mm512_set1_epi32(query[h * stride + pair]));
+            sum[h] =
+                _mm512_dpbf16_ps(sum[h], (__m512bh)keys[pair], (__m512bh)_mm512_set1_epi32(query[h * stride + pair]));
     for (int h = 0; h < HEADS; h++) _mm512_store_ps(scores + h * KEYS, sum[h]);
 }
 
 // Adds values of `count` keys, 16 * VECTORS dimensions from `dim` on, to the sums of HEADS queries, after `shrink`.
 template <int HEADS, int VECTORS>
-void add_values(const uint16_t* const* values, int count, int dim, int dims, const float* weights, const float* shrink, float* sums) {
+void add_values(const uint16_t* const* values, int count, int dim, int dims, const float* weights, const float* shrink,
+                float* sums) {
     __m512 sum[HEADS][VECTORS];
     for (int h = 0; h < HEADS; h++)
         for (int v = 0; v < VECTORS; v++)
@@ -475,7 +485,8 @@ struct Heads {
 
 // Causal attention of `count` tokens of a row, from its token `from` on, for the heads that share one key head. Softmax
 // is taken block by block (arXiv:2205.14135): sums shrink whenever a larger score comes.
-void attend(const Model& model, const Step& step, const Heads& heads, int layer, const Row& row, int from, int count, int kv_head) {
+void attend(const Model& model, const Step& step, const Heads& heads, int layer, const Row& row, int from, int count,
+            int kv_head) {
     const int dim = model.head_dim, group = model.num_heads / model.num_kv_heads, pairs = (dim + 1) / 2;
     const int query_pairs = heads.query_stride / 2;
     const size_t slot_size = size_t(2) * model.num_kv_heads * dim;
@@ -490,9 +501,10 @@ void attend(const Model& model, const Step& step, const Heads& heads, int layer,
     alignas(64) float sums[QUERIES * HEAD_DIM];
     float largest[QUERIES], total[QUERIES], shrink[QUERIES];
     for (int t = 0; t < count; t++)
-        std::memcpy(query + t * group * query_pairs,
-                    heads.query + (size_t(row.first + from + t) * model.num_heads + kv_head * group) * heads.query_stride,
-                    size_t(group) * heads.query_stride * 2);
+        std::memcpy(
+            query + t * group * query_pairs,
+            heads.query + (size_t(row.first + from + t) * model.num_heads + kv_head * group) * heads.query_stride,
+            size_t(group) * heads.query_stride * 2);
     const int num_queries = count * group;
     for (int q = 0; q < num_queries; q++) {
         largest[q] = -INFINITY;
@@ -550,27 +562,28 @@ void attend(const Model& model, const Step& step, const Heads& heads, int layer,
             const int seen = seen_by(q);
             for (num = 1; num < 3 && q + num < num_queries && seen_by(q + num) == seen;) num++;
             if (seen <= 0) continue;
-            int d = 0;
-            for (; d + 64 <= dim; d += 64)
-                (num == 3   ? add_values<3, 4>
-                 : num == 2 ? add_values<2, 4>
-                            : add_values<1, 4>)(values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
-            for (; d < dim; d += 16)
-                (num == 3   ? add_values<3, 1>
-                 : num == 2 ? add_values<2, 1>
-                            : add_values<1, 1>)(values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
+            const auto by_four = num == 3 ? add_values<3, 4> : num == 2 ? add_values<2, 4> : add_values<1, 4>;
+            const auto by_one = num == 3 ? add_values<3, 1> : num == 2 ? add_values<2, 1> : add_values<1, 1>;
+            for (int d = 0; d < dim;) {
+                const bool is_whole = d + 64 <= dim;
+                (is_whole ? by_four : by_one)(values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
+                d += is_whole ? 64 : 16;
+            }
         }
     }
     for (int q = 0; q < num_queries; q++) {
-        float* to = heads.attended + size_t(row.first + from + q / group) * padded(model.num_heads * dim) + (kv_head * group + q % group) * dim;
+        float* to = heads.attended + size_t(row.first + from + q / group) * padded(model.num_heads * dim) +
+                    (kv_head * group + q % group) * dim;
         const __m512 inverse = _mm512_set1_ps(1.0f / total[q]);
         for (int d = 0; d < dim; d += 16)
-            _mm512_mask_storeu_ps(to + d, first_lanes(dim - d), _mm512_mul_ps(_mm512_load_ps(sums + q * HEAD_DIM + d), inverse));
+            _mm512_mask_storeu_ps(to + d, first_lanes(dim - d),
+                                  _mm512_mul_ps(_mm512_load_ps(sums + q * HEAD_DIM + d), inverse));
     }
 }
 
 // One token's queries and keys normalised where the model does that, and rotated; keys and values go to its slot.
-void place_heads(const Model& model, const Step& step, const Heads& heads, const Layer& layer, int index, int token, int slot, float* qkv) {
+void place_heads(const Model& model, const Step& step, const Heads& heads, const Layer& layer, int index, int token,
+                 int slot, float* qkv) {
     const int dim = model.head_dim, half = dim / 2, queries = model.num_heads, kv_heads = model.num_kv_heads;
     uint16_t* cell = step.kv_pool + (size_t(index) * step.num_slots + slot) * 2 * kv_heads * dim;
     alignas(64) float cosine[HEAD_DIM], sine[HEAD_DIM], rotated[HEAD_DIM];
@@ -596,12 +609,12 @@ void place_heads(const Model& model, const Step& step, const Heads& heads, const
     store_bf16(cell + kv_heads * dim, qkv + (queries + kv_heads) * dim, kv_heads * dim);
 }
 
-// ---- the step --------------------------------------------------------------------------------------------------------
+// ---- the step -------------------------------------------------------------------------------------------------------
 
 // The workspace, cut up. Only `x` outlives a call.
 struct Work {
-    float* x;      // (tokens, padded hidden): the residual stream
-    float* wide;   // (tokens, the widest product's outputs)
+    float* x;     // (tokens, padded hidden): the residual stream
+    float* wide;  // (tokens, the widest product's outputs)
     Heads heads;
     Inputs inputs;
     size_t bytes;
@@ -644,7 +657,8 @@ struct Part {
     int from, count;
 };
 
-void run_layer(const Crew& crew, const Model& model, const Step& step, const Work& work, const std::vector<Part>& parts, int index) {
+void run_layer(const Crew& crew, const Model& model, const Step& step, const Work& work, const std::vector<Part>& parts,
+               int index) {
     const Layer& layer = model.layers[index];
     const int n = step.num_tokens, hidden = padded(model.hidden), attended = padded(model.num_heads * model.head_dim);
     const int qkv = padded(layer.qkv.outputs), inner = padded(model.intermediate);
@@ -700,7 +714,8 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
 void run_head(const Crew& crew, const Model& model, const Step& step, const Work& work) {
     const size_t vocab = model.head.outputs;
     crew.run(step.num_ends, [&](int end) {
-        prepare_normed(model.head, work.inputs, end, work.x + size_t(step.ends[end]) * padded(model.hidden), model.norm, model);
+        prepare_normed(model.head, work.inputs, end, work.x + size_t(step.ends[end]) * padded(model.hidden), model.norm,
+                       model);
     });
     multiply(crew, model.head, work.inputs, step.num_ends, [&](int end, int half, const __m512* y) {
         for (int v = 0; v < 4; v++) {
