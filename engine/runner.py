@@ -52,6 +52,9 @@ class TorchRunner:
         max_rows: Most sequences that hold slots at once.
         dtype: Type of weights and KV.
         device: Where all of it lives.
+
+    Attributes:
+        kernel: What computes a step of a CPU, and why where it is not the quickest; for the table at start.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
+        self.kernel = "torch"
         self.embedding_bytes = config.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
         self.slot_table = torch.full((max_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
         # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
@@ -101,6 +105,7 @@ class TorchRunner:
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "kernel": self.kernel,
             "kv_bytes": self.kv_pool.nbytes,
             "model_context": self.model.config.max_positions,
         }
