@@ -159,7 +159,7 @@ class Runner(Protocol):
         ...
 
     def facts(self) -> dict[str, object]:
-        """What the table at start says of it: device, dtype, threads, kv_bytes, model_context."""
+        """What the table at start says of it: device, dtype, threads, kernel, kv_bytes, model_context."""
         ...
 
     def report_to(self, progress: Callable[[], None]) -> None:

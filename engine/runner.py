@@ -52,6 +52,9 @@ class TorchRunner:
         dtype: Type of weights and KV.
         device: Where all of it lives.
         padding_rows: Rows of the slot table behind `max_rows`, that stay at the dummy slot.
+
+    Attributes:
+        kernel: What computes a step of a CPU, and why where it is not the quickest; for the table at start.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
+        self.kernel = "torch"
         self.embedding_bytes = config.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
         self.picture_side = encoder.image_size
         self.padded_table = torch.full(
@@ -114,6 +118,7 @@ class TorchRunner:
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "kernel": self.kernel,
             "kv_bytes": self.kv_pool.nbytes,
             "model_context": self.model.config.max_positions,
         }

@@ -72,6 +72,8 @@ class Start:
         context, own = facts["context"], facts["model_context"]
         yield f"model    {settings.model_name} ({settings.model})"
         yield f"runs as  {self.family} in {facts['dtype']} on {facts['device']}{threads}"
+        if facts["device"] == "cpu":
+            yield f"kernel   {facts['kernel']}"
         if context == own:
             yield f"context  {context:,} tokens, prompt and answer"
         else:

@@ -24,6 +24,7 @@ FACTS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "bfloat16",
     "threads": 3,
+    "kernel": "native",
     "context": 36_000,
     "model_context": 262_144,
     "kv_tokens": 36_000,
@@ -89,6 +90,7 @@ def test_the_table_says_what_bounds_what(tiny_model: Path) -> None:
     assert list(start.lines(FACTS)) == [
         f"model    {tiny_model.name} ({tiny_model})",
         "runs as  smolvlm in bfloat16 on cpu with 3 of its threads",
+        "kernel   native",
         "context  36,000 tokens, prompt and answer, of the model's 262,144: what the KV cache holds; --kv-tokens makes "
         "it larger",
         "KV cache 36,000 tokens, 4.0 GiB",
