@@ -22,14 +22,16 @@ help:
 	@echo "make check   ruff, format, mypy --strict"
 	@echo "make bench   measure this machine against plain transformers"
 
-# One stamp a set of packages: made again when the project's description or its pins change.
-$(VENV)/.serve: pyproject.toml constraints.txt
+# One stamp a set of packages: made again when the project's description, its pins or what is compiled change.
+INSTALLED := pyproject.toml setup.py constraints.txt engine/cpu/step.cpp
+
+$(VENV)/.serve: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui]' $(CUDA)
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]' $(CUDA)
@@ -77,4 +79,4 @@ bench: $(VENV)/.dev
 	$(BIN)/beholder bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info engine/cpu/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

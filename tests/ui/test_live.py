@@ -504,6 +504,7 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     finally:
         os.kill(served_ui.process.pid, signal.SIGCONT)
     page.wait_for_selector('beholder-live[data-link="live"]')
+    page.wait_for_selector('beholder-live[data-stale="false"]')
     count = len(history(page))
     until(lambda: len(history(page)) > count + 1)
     assert page.locator(".live-mark").is_visible()
@@ -576,6 +577,28 @@ def test_a_picture_that_stands_still_for_long_is_marked(visit: Callable[..., Vis
     stale.filter(has_text=re.compile(r"No new picture for \d+ s")).wait_for()
     page.evaluate("document.querySelector('beholder-live video').play()")
     stale.wait_for(state="hidden")
+
+
+def test_words_of_a_lost_connection_are_marked_as_old(browser: Any, served_ui: Served):
+    sockets: list[Any] = []
+
+    def answer(socket: Any) -> None:
+        sockets.append(socket)
+        if len(sockets) == 1:
+            say_on_a_frame(socket, "A fox.")
+        else:
+            socket.close(code=1012)
+
+    visit = Visit(browser, served_ui.url)
+    visit.page.route_web_socket("**/v1/stream", answer)
+    visit.open("/ui")
+    page = start(visit)
+    said(page, "fox")
+    sockets[0].close(code=1012)
+    page.locator(".live-stale", has_text=re.compile(r"These words are \d+ s old")).wait_for()
+    colour = "getComputedStyle(document.querySelector('.live-beside')).color"
+    page.wait_for_function(f"{colour} === getComputedStyle(document.querySelector('.live-link')).color")
+    visit.close()
 
 
 def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_server_from_ending(

@@ -267,7 +267,7 @@ def test_what_cannot_be_read_goes_and_the_others_are_described(visit: Callable[.
     answered(page, 1)
     assert page.locator(".picture-thumb").count() == 2
     told = page.get_by_role("alert").filter(has_text="notes.txt: ")
-    assert "this is text, not a picture that can be read" in told.inner_text()
+    assert "notes.txt: This is text, not a picture that can be read" in told.inner_text()
     assert "empty.png: " in told.inner_text()
     assert page.locator(".turn-question").inner_text() == "Describe the pictures. with 1, 2"
     assert [part["type"] for part in requests[-1]["messages"][0]["content"]] == ["image_url", "image_url", "text"]
