@@ -8,7 +8,7 @@ ARGS   ?=
 # On a machine with an NVIDIA driver the GPU's kernels are installed too.
 CUDA   := $(if $(wildcard /dev/nvidiactl),-e '.[cuda]')
 
-.PHONY: serve test soak schemas check format bench clean
+.PHONY: serve test soak explore schemas check format bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -16,6 +16,7 @@ help:
 	@echo "make serve   install what is missing, serve the bundled model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS=)"
 	@echo "make test    install what is missing, run all tests"
 	@echo "make soak    50 live sessions for 5 minutes: nothing may grow (ARGS=)"
+	@echo "make explore the property tests on cases that no run has tried before"
 	@echo "make schemas a thousand random schemas against a random model"
 	@echo "make screenshots   pictures of every page into build/screenshots, and those of the README into docs/images"
 	@echo "make check   ruff, format, mypy --strict"
@@ -53,6 +54,9 @@ chromium:
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py $(ARGS)
+
+explore: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile=explore $(ARGS)
 
 schemas: $(VENV)/.dev
 	SCHEMAS=1000 $(BIN)/python -m pytest tests/test_random_schemas.py -s $(ARGS)
