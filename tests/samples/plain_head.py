@@ -38,19 +38,29 @@ class PlainHead:
         """(fused, width), what the target knew at one token → (width,)."""
         return self.weights["fc.weight"] @ states.flatten()
 
+    def both(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """What attention reads: (2 * width,)."""
+        return torch.cat((self.norm("midlayer.input_layernorm", embedding), self.norm("midlayer.hidden_norm", hidden)))
+
+    def remember(self, embedding: Tensor, hidden: Tensor, position: int) -> None:
+        """One more place to look back at: the embedding of its token, and what was known before it."""
+        both = self.both(embedding, hidden)
+        key, value = (self.weights[f"midlayer.self_attn.{name}_proj.weight"] @ both for name in "kv")
+        self.keys.append(self.rotated(key.view(self.sizes.kv_heads, -1), position))
+        self.values.append(value.view(self.sizes.kv_heads, -1))
+
     def see(self, embedding: Tensor, hidden: Tensor, position: int) -> Tensor:
-        """One more place: the embedding of its token, and what was known before it. Gives (width,), before the norm."""
+        """One more place, and what is foreseen from it: (width,), before the norm."""
         sizes, w = self.sizes, self.weights
-        both = torch.cat((self.norm("midlayer.input_layernorm", embedding), self.norm("midlayer.hidden_norm", hidden)))
-        project = {name: w[f"midlayer.self_attn.{name}_proj.weight"] @ both for name in "qkv"}
-        q = self.rotated(project["q"].view(sizes.heads, -1), position)
-        self.keys.append(self.rotated(project["k"].view(sizes.kv_heads, -1), position))
-        self.values.append(project["v"].view(sizes.kv_heads, -1))
+        self.remember(embedding, hidden, position)
+        query = w["midlayer.self_attn.q_proj.weight"] @ self.both(embedding, hidden)
+        q = self.rotated(query.view(sizes.heads, -1), position)
+        keys, values = torch.stack(self.keys), torch.stack(self.values)  # (places, kv_heads, head_dim)
         mixed = []
         for head in range(sizes.heads):
             own = head * sizes.kv_heads // sizes.heads
-            scores = torch.stack([key[own] for key in self.keys]) @ q[head] / sizes.head_dim**0.5
-            mixed.append(scores.softmax(0) @ torch.stack([value[own] for value in self.values]))
+            scores = keys[:, own] @ q[head] / sizes.head_dim**0.5
+            mixed.append(scores.softmax(0) @ values[:, own])
         x = hidden + w["midlayer.self_attn.o_proj.weight"] @ torch.cat(mixed)
         inner = self.norm("midlayer.post_attention_layernorm", x)
         gate = torch.nn.functional.silu(w["midlayer.mlp.gate_proj.weight"] @ inner)

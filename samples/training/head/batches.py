@@ -16,7 +16,7 @@ class Batch:
     """Stories of about one length. Entry s of a story holds token s + 1 and what the target knew at token s.
 
     `rounds` are the real ones of (talks, rounds) in `starts`; `likely` and `chance` (talks, n + 2, TOP) are by token,
-    as in `Story`; `ends` (talks, rounds) is the first token behind the round's answer, `kinds` what kind of answer it is.
+    as in `Story`; `ends` (talks, rounds) is the first token behind the round's answer, `kinds` the answer's kind.
     """
 
     embeds: Tensor  # (talks, n, width)

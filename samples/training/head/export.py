@@ -21,7 +21,11 @@ MODEL = Path(__file__).parents[2] / "model"
 
 
 def head_config(shape: HeadShape, fused: Sequence[int], vocabulary: int = SHAPE.vocabulary) -> dict[str, Any]:
-    """The contents of `config.json`. `fused`: the hidden states before these layers of the target run are fused."""
+    """The contents of `config.json`. `fused`: the hidden states before these layers of the target run are fused.
+
+    Two spellings are in use, and both are written: among all fields such ids count the layers before the place (vLLM),
+    in `eagle_config` they name the layer whose result it is (SGLang), one less.
+    """
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -42,7 +46,11 @@ def head_config(shape: HeadShape, fused: Sequence[int], vocabulary: int = SHAPE.
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(fused), "use_aux_hidden_state": True},
+        "eagle_aux_hidden_state_layer_ids": list(fused),
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in fused],
+            "use_aux_hidden_state": True,
+        },
         "quantization_config": QUANTIZATION_CONFIG,
     }
 
@@ -59,7 +67,7 @@ def write(head: Head, fused: Sequence[int], out: Path) -> None:
 
 def shape_of(config: dict[str, Any]) -> HeadShape:
     """The sizes that a `config.json` names."""
-    fused = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    fused = config["eagle_aux_hidden_state_layer_ids"]
     return HeadShape(
         config["hidden_size"],
         config["intermediate_size"],
@@ -79,7 +87,7 @@ def load(folder: Path) -> tuple[Head, list[int]]:
     head = Head(shape_of(config))
     state = decompress(load_file(folder / "model.safetensors"))
     head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
-    return head.eval(), config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    return head.eval(), config["eagle_aux_hidden_state_layer_ids"]
 
 
 def target_state(model: Path = MODEL) -> dict[str, Tensor]:
