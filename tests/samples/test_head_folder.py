@@ -26,7 +26,7 @@ ASKED = {
     "penguins.jpg": "Write a museum placard for this picture.",
 }
 DRAFTS = 3
-ACCEPTED = 0.0  # tokens a step
+ACCEPTED = 2.3  # tokens a step
 
 
 @pytest.fixture(autouse=True)
@@ -110,5 +110,4 @@ def test_drafts_on_the_sample_pictures_are_accepted_as_often_as_was_recorded(sam
                 head.remember(states[p, 0], head.fuse(states[p - 1, fused]), p)
             steps, tokens = steps + 1, tokens + min(accepted + 1, len(ids) - 1 - place)
             place += 1 + accepted
-    print(tokens, steps, tokens / steps)
     assert tokens / steps >= ACCEPTED
