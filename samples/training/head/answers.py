@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.batch import Row, VisionRows
-from engine.config import EngineConfig
 from engine.grammar import Grammars, GrammarState, Wanted
-from engine.load import load_runner
+from engine.load import FAMILIES, resolve_dtype
 from engine.runner import TorchRunner
+from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.grammar import GrammarCompiler
 from preprocess.wire import Grammar
 from samples.training.batches import Maker
@@ -74,13 +74,19 @@ class _Going:
 class Target:
     """The model that is to be foreseen, with `rows` talks at once."""
 
-    def __init__(self, folder: Path, rows: int = 48, dtype: Any = "auto") -> None:
-        threads = torch.get_num_threads()
-        config = EngineConfig(
-            str(folder), dtype=dtype, threads=threads, kv_tokens=rows * LONGEST, max_context=LONGEST, max_running=rows
+    def __init__(self, folder: Path, rows: int = 48, dtype: str = "auto") -> None:
+        device = torch.device("cpu")
+        checkpoint = Checkpoint(folder, dtype=resolve_dtype(dtype, device), device=device)
+        family = FAMILIES[checkpoint.config.choice("model_type", tuple(FAMILIES))]
+        runner = TorchRunner(  # the one that runs layer by layer, so that each can be tapped
+            family.language(checkpoint),
+            family.encoder(checkpoint),
+            num_slots=1 + rows * LONGEST,
+            max_positions=LONGEST,
+            max_rows=rows,
+            dtype=checkpoint.dtype,
+            device=device,
         )
-        runner = load_runner(config)
-        assert isinstance(runner, TorchRunner)
         self.runner, self.rows = runner, rows
         runner.slot_table[:] = torch.arange(1, 1 + rows * LONGEST).view(rows, LONGEST)
         layers: list[Any] = runner.model.layers

@@ -20,21 +20,28 @@ from engine.config import EngineConfig
 from engine.load import load_runner
 from engine.runner import TorchRunner
 from preprocess.blocks.checkpoint import Checkpoint
-from preprocess.blocks.linear import Linear
+from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import RMSNorm
 from samples.training.head.export import MODEL, load
+from samples.training.model import SHAPE
 
 PLACES = 160  # tokens that stand before: a picture, a question, half an answer
 
 
 class Served:
-    """A head for one sequence, from its folder, in the engine's own blocks; `says` maps hidden states to logits."""
+    """A head for one sequence, from its folder, in the engine's own blocks, beside its target's tables."""
 
-    def __init__(self, folder: Path, embed: Callable[[Tensor], Tensor], says: Linear) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
         shape = load(folder)[0].shape
+        target, table = (
+            Checkpoint(model, dtype=torch.bfloat16, device=torch.device("cpu")),
+            "model.text_model.embed_tokens",
+        )
+        self.embed = Embedding.load(target, table, SHAPE.vocabulary, shape.width)
+        self.says = Linear.load(target, table, shape.width, SHAPE.vocabulary, bias=False, kind="Embedding")
         checkpoint = Checkpoint(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
         width, dim, mid = shape.width, shape.head_dim, "midlayer"
-        self.shape, self.embed, self.says = shape, embed, says
+        self.shape = shape
         rows = [shape.heads * dim, shape.kv_heads * dim, shape.kv_heads * dim]
         qkv = [f"{mid}.self_attn.{name}_proj" for name in "qkv"]
         self.fc = Linear.load(checkpoint, "fc", shape.fused * width, width, bias=False)
@@ -95,9 +102,10 @@ def main() -> None:
     runner.slot_table[0] = torch.arange(1, 513)
     wanted: Any = object()  # asks the runner for logits; no token is drawn here
     runner.logits([Row(0, 0, [7] * PLACES, wanted)])
-    head = Served(arguments.head, runner.model.embed, runner.model.head)
+    head = Served(arguments.head, arguments.model)
     hidden = torch.randn(1, head.shape.width, dtype=torch.bfloat16)
     known = torch.randn(1, head.fc.inputs, dtype=torch.bfloat16)
+    print(f"the target's step: {runner.kernel}; drafts: torch")
     works: dict[str, Callable[[], Any]] = {
         "target, 1 token": lambda: runner.logits([Row(0, PLACES, [7], wanted)]),
         "target, 3 tokens": lambda: runner.logits([Row(0, PLACES, [7] * 3, wanted, drafted=[wanted] * 2)]),
