@@ -30,9 +30,10 @@ from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
 from engine.outputs import Outputs
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
 from engine.speculation.speculator import Speculator
+from engine.speculation.tree import path
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
@@ -70,7 +71,9 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
-        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
+        self.speculator = Speculator(
+            config.speculation, runner.max_drafts, runner.vocab_size, takes_trees=runner.takes_trees
+        )
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
@@ -293,6 +296,7 @@ class Engine:
                 sequence.num_pending -= 1
                 sequence.num_drafted += len(drafts)
                 if sequence.serial not in self._flagged:
+                    self._keep_path(part.chunk, standing)
                     kept = self._append(sequence, standing, now_s)
                     if sequence.drafting is not None:
                         self.speculator.verified(sequence, drafts, standing, kept)
@@ -303,6 +307,15 @@ class Engine:
             landed_s = self._clock()
             self.speculator.stepped(batch.plan, landed_s - max(batch.started_s, self._landed_s))
             self._landed_s = landed_s
+
+    def _keep_path(self, chunk: Chunk, standing: list[SampledToken]) -> None:
+        """Put the slots of those drafts of a tree that stand in the order of the text; the others come behind."""
+        if chunk.parents is None:
+            return
+        nodes = path(chunk.drafts, chunk.parents, [token.token_id for token in standing[:-1]])
+        if nodes != list(range(1, len(nodes) + 1)):
+            assert chunk.sequence.hold is not None
+            self.kv.reorder(chunk.sequence.hold, chunk.start + 1, [node - 1 for node in nodes])
 
     def _append(self, sequence: Sequence, tokens: list[SampledToken], now_s: float) -> int:
         """The sequence's next outputs, and its end if one of them is the last. What follows that is dropped; says how

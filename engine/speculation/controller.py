@@ -5,6 +5,9 @@
 Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
 besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
 slowly while nothing is drafted.
+
+Chains are the rule. A tree of as many tokens takes their place where its likelier guesses promise `TREE_MARGIN` more, by
+the time that steps with trees were seen to take.
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ LEAST_TRUST: Final = 0.25
 LOOKING: Final = 0.01
 """Part of a step that looking for guesses may take while none is found to be worth checking."""
 LONGEST_PAUSE: Final = 8
+TREE_MARGIN: Final = 1.05
+TREE_STAY: Final = 1.02
+TREE_REFRESH: Final = 32
+"""After so many steps with trees one with chains is taken, to know what that costs now."""
+LONGEST_TREE_PAUSE: Final = 16
+"""Trees that do not pay are made at least once in so many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,24 @@ class Lengths(Protocol):
         """Drafts of each row, at most as many as it has and `room` in all."""
         ...
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """Whether to make trees of what was guessed, where `choose` has found chains worth checking."""
+        ...
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """Drafts of each row if trees pay more than chains of these `lengths`, else None.
+
+        `gains`: how probably each guess of a row's tree stands, falling; None where the row has only its chain.
+        """
+        ...
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses."""
         ...
 
@@ -84,7 +110,27 @@ class Always:
             chosen.append(length)
         return chosen
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """Wherever proposals differ."""
+        return True
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        room -= sum(lengths)
+        widths = list(lengths)
+        for index, own in enumerate(gains):
+            if own is not None:
+                widths[index] = min(len(own), self._length, lengths[index] + room)
+                room += lengths[index] - widths[index]
+        return widths
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """Nothing is learnt."""
 
 
@@ -95,6 +141,9 @@ class _Watch:
     is_drafting: bool = False
     promise: float = 1.0
     trust: float = 1.0
+    num_branched: int = 0
+    tree_pause: int = 0
+    next_tree_pause: int = 1
 
 
 class Controller:
@@ -152,7 +201,59 @@ class Controller:
         watch.promise = best_rate * plain_s / rows
         return self._without_waste(rows, candidates, best, plain_s, best_rate)
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """See `Lengths.may_branch`."""
+        watch = self._watches[row_class(rows)]
+        watch.tree_pause = max(watch.tree_pause - 1, 0)
+        return not watch.tree_pause
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        rows = len(lengths)
+        watch = self._watches[row_class(rows)]
+        chains = [
+            candidate.rates.expected(length) if candidate is not None and length else 0.0
+            for candidate, length in zip(candidates, lengths, strict=True)
+        ]
+        plain_s, chain_s = self.times.plain_s(rows), self.times.step_s(rows, rows + sum(lengths))
+        assert plain_s is not None
+        assert chain_s is not None
+        margin = TREE_STAY if watch.num_branched else TREE_MARGIN
+        best, best_rate = None, (rows + sum(chains)) / chain_s * margin
+        for length in LENGTHS:
+            widths = [
+                own if tree is None or not own else _fitting(len(tree), length, rows)
+                for own, tree in zip(lengths, gains, strict=True)
+            ]
+            if sum(widths) > room:
+                break
+            right = sum(
+                chain if tree is None else sum(tree[:width])
+                for chain, tree, width in zip(chains, gains, widths, strict=True)
+            )
+            step_s = self.times.tree_s(rows, rows + sum(widths))
+            assert step_s is not None
+            if (rows + right) / step_s > best_rate:
+                best, best_rate = widths, (rows + right) / step_s
+        if best is None:
+            watch.num_branched = 0
+            watch.next_tree_pause = min(2 * watch.next_tree_pause, LONGEST_TREE_PAUSE)
+            watch.tree_pause = watch.next_tree_pause
+            return None
+        watch.next_tree_pause = 1
+        watch.num_branched += 1
+        if watch.num_branched % TREE_REFRESH == 0:
+            return None
+        watch.promise = best_rate * plain_s / rows
+        return best
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """See `Lengths.stepped`."""
         if elapsed_s <= 0.0:
             return
@@ -165,7 +266,10 @@ class Controller:
                 kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
                 watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
                 watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
-        self.times.add(rows, tokens, elapsed_s)
+        if has_trees:
+            self.times.add_tree(rows, tokens, elapsed_s)
+        else:
+            self.times.add(rows, tokens, elapsed_s)
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""
@@ -173,10 +277,8 @@ class Controller:
         for candidate in candidates:
             if candidate is None or candidate.rates.first < LEAST_RATE:
                 lengths.append(0)
-            elif rows == 1 or candidate.length >= longest:
-                lengths.append(min(candidate.length, longest))
             else:
-                lengths.append(max(length for length in (0, *LENGTHS) if length <= candidate.length))
+                lengths.append(_fitting(candidate.length, longest, rows))
         return lengths
 
     def _without_waste(
@@ -198,3 +300,10 @@ class Controller:
                 length = shorter
             shortened.append(length)
         return shortened
+
+
+def _fitting(length: int, longest: int, rows: int) -> int:
+    """How many of `length` guesses a row checks where `longest` is the limit, so that rows fall into few shapes."""
+    if rows == 1 or length >= longest:
+        return min(length, longest)
+    return max(other for other in (0, *LENGTHS) if other <= length)
