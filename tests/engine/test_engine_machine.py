@@ -1,5 +1,5 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none.
+with good drafts, bad ones and none, in chains and in trees.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -58,6 +58,7 @@ class EngineMachine(RuleBasedStateMachine):
         make=st.sampled_from([FakeRunner, LateRunner]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        shape=st.sampled_from(["chain", "branches", "any tree"]),
     )
     def build(
         self,
@@ -72,6 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         make: type[FakeRunner],
         drafts: int,
         accuracy: float,
+        shape: str,
     ) -> None:
         """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
@@ -86,8 +88,11 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_cache=share,
             optimistic=optimistic,
         )
-        self.script = self.driver.draft(accuracy, drafts)
-        self.answers = self.script.answers = {}
+        self.answers: dict[str, list[int]] = {}
+        if shape == "any tree":
+            self.driver.draft_trees(accuracy, drafts).answers = self.answers
+        else:
+            self.driver.draft(accuracy, drafts, branches=3 * (shape == "branches")).answers = self.answers
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
