@@ -20,6 +20,9 @@ class RandomTrees:
         vocab_size: Wrong guesses are below it.
         size: Most guesses in a row.
         seed: Of shapes and guesses.
+
+    Attributes:
+        num_branching: Trees so far that were no chain.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class RandomTrees:
         self.answers = answers
         self.accuracy = accuracy
         self.size = size
+        self.num_branching = 0
         self._vocab_size = vocab_size
         self._random = random.Random(seed)
 
@@ -66,4 +70,5 @@ class RandomTrees:
             parents.append(parent)
             depths.append(depth + 1)
             is_right.append(is_right[parent] and depth < len(known) and token_id == known[depth])
+        self.num_branching += parents != list(range(count))
         return Drafts(tuple(token_ids), tuple(parents))
