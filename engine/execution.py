@@ -126,9 +126,7 @@ class Execution:
                 for index, lineage in enumerate(lineages(drafts, parents))
             ]
             ids, delta = [*sequence.output_ids[first:], *drafts], sequence.position_delta
-            return Row(
-                sequence.hold.row, start, ids, sampling, position_delta=delta, drafted=drafted, parents=parents
-            )
+            return Row(sequence.hold.row, start, ids, sampling, position_delta=delta, drafted=drafted, parents=parents)
         if first >= 0:
             ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
             return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
@@ -151,7 +149,9 @@ def _standing(sampled: list[SampledToken], chunks: list[Chunk]) -> list[list[Sam
         raise RuntimeError(f"the runner returned {len(sampled)} tokens where {expected} were to be sampled")
     tokens = iter(sampled)
     return [
-        standing(chunk.drafts, [next(tokens), *islice(tokens, len(chunk.drafts))], chunk.sequence.grammar, chunk.parents)
+        standing(
+            chunk.drafts, [next(tokens), *islice(tokens, len(chunk.drafts))], chunk.sequence.grammar, chunk.parents
+        )
         if chunk.drafts
         else [next(tokens)]
         for chunk in chunks

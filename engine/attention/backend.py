@@ -25,8 +25,8 @@ class AttentionPlan(Protocol):
     """Attention of one step; knows where every token's keys and values go and what it may look at."""
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """Writes the step's keys and values to the pool, then attention of its queries over their sequences: causal, but
-        drafts of a tree see only those that lead to them.
+        """Writes the step's keys and values to the pool, then attention of its queries over their sequences: causal,
+        but drafts of a tree see only those that lead to them.
 
         Args:
             layer: Index of the layer.

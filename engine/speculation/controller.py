@@ -6,8 +6,8 @@ Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to 
 besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
 slowly while nothing is drafted.
 
-Chains are the rule. A tree of as many tokens takes their place where its likelier guesses promise `TREE_MARGIN` more, by
-the time that steps with trees were seen to take.
+Chains are the rule. Trees take their place where their likeliest guesses promise `TREE_MARGIN` more, by the time that
+steps with trees were seen to take.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Replay:
         others = []
         for index, token_id in enumerate(known[: self.branches]):
             other = self._guess(token_id, self.second if guesses[index] != token_id else 0.0)
-            others.append(Proposal(Kind.REPLAY_SECOND, [*guesses[:index], other, *known[index + 1 :]]))
+            behind = [self._guess(later, self.accuracy) for later in known[index + 1 :]]
+            others.append(Proposal(Kind.REPLAY_SECOND, [*guesses[:index], other, *behind]))
         return Proposal(Kind.REPLAY, guesses, tuple(others))
 
     def ended(self, sequence: Sequence) -> None:

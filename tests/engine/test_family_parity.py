@@ -134,7 +134,7 @@ def test_trees_of_drafts_change_no_token(family: str, shape: str, chunk: int, la
         engine.submit(checked.expected(case)[0], pixels_of)
     assert run(engine, retract_after=(3, 7)) == expected
     if shape == "any tree":
-        assert trees.num_branching > 10
+        assert trees.num_branching > 4
     else:
         assert engine.speculator.drafted["replay"] > engine.speculator.accepted["replay"] > 0
 

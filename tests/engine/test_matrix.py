@@ -73,7 +73,9 @@ def test_tokens_are_those_of_the_reference(
     runner = make(num_slots=61 if way == "retracted" else 513)
     driver = Driver(runner, max_batched_tokens=chunk, prefix_cache=prefix_cache, vision_cache_tokens=17)
     if drafts:
-        driver.draft(0.7, drafts, branches=branches).answers = {wanted.request_id: reference(wanted)[0] for wanted in requests}
+        driver.draft(0.7, drafts, branches=branches).answers = {
+            wanted.request_id: reference(wanted)[0] for wanted in requests
+        }
     if way == "alone":
         for wanted in requests:
             driver.run(wanted)

@@ -180,8 +180,6 @@ def shared(p: torch.Tensor, q: torch.Tensor) -> float:
     return total / len(p)
 
 
-
-
 def pixels_of(pixels: Pixels) -> torch.Tensor:
     """uint8, of inline bytes."""
     return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)

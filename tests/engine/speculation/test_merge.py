@@ -128,9 +128,7 @@ def test_sources_that_agree_make_a_chain() -> None:
 def test_how_often_the_second_guess_is_right_is_learnt(length: int) -> None:
     """Even while nothing is checked; and only where the first was wrong."""
     first, second = {n: [1, 2] for n in range(1, 400)}, {n: [3, 4] for n in range(1, 400)}
-    speculator = speculator_of(
-        Says("echo", Kind.ECHO, first), Says("habit", Kind.HABIT, second), length=length
-    )
+    speculator = speculator_of(Says("echo", Kind.ECHO, first), Says("habit", Kind.HABIT, second), length=length)
     speculator.controller = Always(length) if length else Idle(1)
     asked = sequence([5])
     before = speculator._rescue_rates(Kind.HABIT).first

@@ -100,9 +100,7 @@ class Unsure:
 
     def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
         """See `Source.propose`."""
-        texts = [
-            own[sequence.request_id][len(sequence.output_ids) :][:limit] for own in (self._script, self._right)
-        ]
+        texts = [own[sequence.request_id][len(sequence.output_ids) :][:limit] for own in (self._script, self._right)]
         if not texts[0]:
             return None
         if not self._second:

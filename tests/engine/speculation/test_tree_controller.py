@@ -1,4 +1,4 @@
-"""Trees on made-up machines: checked where a second guess pays, and never to anybody's cost, of plain steps or chains."""
+"""Trees on made-up machines: checked where a second guess pays, and never at a cost, against plain steps or chains."""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ def tree_row(table_row: int, drafts: Ordered[int], parents: Ordered[int] | None,
     asked = [sampling(0), *(sampling(len(lineage)) for lineage in lineages(drafts, parents))]
     shifted = None if parents is None else [len(given) - 1 + parent for parent in parents]
     ids = [*given, *drafts]
-    return Row(
-        table_row, num_computed, ids, asked[0], position_delta=DELTA, drafted=asked[1:], parents=shifted
-    )
+    return Row(table_row, num_computed, ids, asked[0], position_delta=DELTA, drafted=asked[1:], parents=shifted)
 
 
 @settings(max_examples=25, deadline=None)
@@ -195,5 +193,3 @@ def test_the_slots_of_what_stands_come_first_and_none_is_lost(num_prompt: int, c
     cache.close(hold)
     cache.check([])
     assert cache.num_available == 39
-
-

@@ -1,0 +1,174 @@
+"""`beholder bench --replay`: what checking drafts costs and brings, at any acceptance: the text and its drafts are
+scripted.
+
+The model computes every step, and what it says is replaced by a known text, so that guesses are right as often as
+`--accuracy` says: each with that probability, given that those before it are right. Trees guess the first `--branches`
+tokens a second time, and such a guess is right with probability `--second` where the first is wrong; they hold as many
+tokens as chains do. Nothing here hangs on what the weights say, so random ones will do, on any device. Everything goes
+through the engine's own loop.
+
+    plain   without drafts
+    chain   `--length` drafts in a row, always
+    tree    the likeliest `--length` drafts of a tree, always
+    auto    as the controller decides, from both
+
+    beholder bench --replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from server.bench_speculation import Bench, Figures, Stream, table_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.core import Engine
+
+SHAPES: Final = ("chain", "tree", "auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """How text is guessed: see the options of the same names."""
+
+    length: int
+    branches: int
+    second: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; the exit code of the command."""
+    parser = argparse.ArgumentParser(
+        prog="beholder bench --replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
+    parser.add_argument("--streams", default="1,4,16", help="clients at once (default: 1,4,16)")
+    parser.add_argument("--accuracy", default="0,0.5,0.8,1", help="how often guesses are right (default: 0,0.5,0.8,1)")
+    parser.add_argument("--length", type=int, default=7, help="drafts that a step checks (default: 7)")
+    parser.add_argument("--branches", type=int, default=2, help="tokens that trees guess twice (default: 2)")
+    parser.add_argument("--second", type=float, default=0.5, help="how often the second guess is right (default: 0.5)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each answer (default: 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of all shapes; medians count (default: 3)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them beside plain (default: all)")
+    parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    unknown = set(options.shapes.split(",")) - set(SHAPES)
+    if unknown:
+        parser.error(f"unknown shapes {', '.join(sorted(unknown))}; expected some of {', '.join(SHAPES)}")
+    accuracies = [float(text) for text in options.accuracy.split(",")]
+    if not all(0 <= share <= 1 for share in (*accuracies, options.second)):
+        parser.error("--accuracy and --second are probabilities; expected numbers from 0 to 1")
+    if options.length < 1 or options.branches < 1 or options.tokens < 2 or options.rounds < 1:
+        parser.error("--length, --branches and --rounds must be at least 1, --tokens at least 2")
+    bench = ReplayBench(options.model, options.dtype, Script(options.length, options.branches, options.second))
+    shapes = [shape for shape in options.shapes.split(",") if shape != "tree" or bench.takes_trees]
+    if not bench.max_drafts:
+        print("beholder: the model's device checks no drafts, there is nothing to measure", file=sys.stderr)
+        return 2
+    rows = []
+    for num_streams in map(int, options.streams.split(",")):
+        for row in bench.table(num_streams, accuracies, shapes, options.tokens, options.rounds):
+            rows.append(row)
+            if not options.json:
+                print(table_line(row, header=len(rows) == 1), flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    return 0
+
+
+class ReplayBench(Bench):
+    """One loaded model that answers with a text it is given.
+
+    Attributes:
+        max_drafts: Most that a step checks in a row.
+        takes_trees: Whether they may be trees.
+    """
+
+    def __init__(self, model: str, dtype: str, script: Script) -> None:
+        super().__init__(model, "auto", dtype)
+        self.max_drafts = self._runner.max_drafts
+        self.takes_trees = self._runner.takes_trees
+        self._guesses = script
+
+    def table(
+        self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
+    ) -> list[dict[str, Any]]:
+        """The figures of plain steps, and of each shape at each accuracy."""
+        self._num_streams = num_streams
+        streams = [_shortened(self.dictation(index), tokens) for index in range(num_streams)]
+        wanted = [("plain", 0.0), *((shape, accuracy) for accuracy in accuracies for shape in shapes)]
+        found: dict[tuple[str, float], list[Figures]] = {key: [] for key in wanted}
+        for number in range(rounds + 1):  # the first does not count
+            for shape, accuracy in wanted:
+                figures = self._replay(streams, shape, accuracy, seed=number)
+                if number or not rounds:
+                    found[shape, accuracy].append(figures)
+            print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
+        plain = found["plain", 0.0]
+        return [self._row(num_streams, shape, accuracy, found[shape, accuracy], plain) for shape, accuracy in wanted]
+
+    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int) -> Figures:
+        if shape == "plain":
+            return self._run(streams, "none", self._dictation)
+        text, guesses = self._dictation, self._guesses
+        answers = {}
+        for request in (request for stream in streams for request in stream.requests):
+            params = request.sampling
+            answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
+
+        def adjust(engine: Engine) -> None:
+            from engine.speculation.controller import Always
+            from engine.speculation.replay import Replay
+
+            vocab, branches = self._runner.vocab_size, 0 if shape == "chain" else guesses.branches
+            source = Replay(answers, accuracy, vocab, seed, branches=branches, second=guesses.second)
+            engine.speculator.sources = [source]
+            if shape != "auto":
+                engine.speculator.controller = Always(guesses.length)
+
+        return self._run(streams, "auto", text, adjust)
+
+    def _row(
+        self, num_streams: int, shape: str, accuracy: float, figures: list[Figures], plain: list[Figures]
+    ) -> dict[str, Any]:
+        def middle(of: Callable[[Figures], float]) -> float:
+            return statistics.median(map(of, figures))
+
+        def decode_s(one: Figures) -> float:
+            return sum(one.decode_ms) / 1000
+
+        ratios = [decode_s(one) / decode_s(other) for one, other in zip(plain, figures, strict=True)]
+        return {
+            "streams": num_streams,
+            "drafts": shape,
+            "accuracy": "" if shape == "plain" else accuracy,
+            "drafted/step": middle(lambda one: one.drafted / one.steps / num_streams),
+            "tokens/step": middle(lambda one: one.tokens / one.steps / num_streams),
+            "ITL ms": middle(lambda one: one.itl_ms),
+            "decode time ÷": statistics.median(ratios),
+            "from": min(ratios),
+            "to": max(ratios),
+        }
+
+
+def _shortened(stream: Stream, tokens: int) -> Stream:
+    """The same requests with so many tokens to an answer."""
+    requests = []
+    for request in stream.requests:
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=tokens)
+        requests.append(msgspec.structs.replace(request, sampling=sampling))
+    return Stream(requests)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
