@@ -165,8 +165,8 @@ class TorchRunner:
         return self.model.logits(hidden)
 
     def _rotary(self, rows: Sequence[Row], positions: torch.Tensor) -> torch.Tensor:
-        """int64 (3, tokens), or (tokens,) where all axes are equal: rotary positions of tokens at `positions` of the slot
-        table.
+        """int64 (3, tokens), or (tokens,) where all axes are equal: rotary positions of tokens whose slots are at
+        `positions` of the table.
         """
         if any(row.parents is not None for row in rows):
             positions = torch.tensor([position for row in rows for position in _positions(row)], device=self.device)

@@ -10,7 +10,10 @@ through the engine's own loop.
     plain   without drafts
     chain   `--length` drafts in a row, always
     tree    the likeliest `--length` drafts of a tree, always
-    auto    as the controller decides, from both
+    auto    as the controller decides, from both, once a round that does not count has taught it
+
+Rounds of all rows take turns. `step ms` is the mean of a row's steps but for the slowest and the fastest tenth, since
+machines are noisy, with the quartiles; `time ÷` is the time of a token without drafts by that with them.
 
     beholder bench --replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
 """
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.core import Engine
+    from engine.speculation.controller import Lengths
+    from preprocess.wire import OutputStart, TokenEvents
 
 SHAPES: Final = ("chain", "tree", "auto")
 
@@ -99,27 +104,30 @@ class ReplayBench(Bench):
         self.max_drafts = self._runner.max_drafts
         self.takes_trees = self._runner.takes_trees
         self._guesses = script
+        self._taught: dict[float, Lengths] = {}
 
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
     ) -> list[dict[str, Any]]:
         """The figures of plain steps, and of each shape at each accuracy."""
         self._num_streams = num_streams
+        self._taught.clear()
         streams = [_shortened(self.dictation(index), tokens) for index in range(num_streams)]
         wanted = [("plain", 0.0), *((shape, accuracy) for accuracy in accuracies for shape in shapes)]
-        found: dict[tuple[str, float], list[Figures]] = {key: [] for key in wanted}
+        found = {key: _Steps() for key in wanted}
         for number in range(rounds + 1):  # the first does not count
             for shape, accuracy in wanted:
-                figures = self._replay(streams, shape, accuracy, seed=number)
-                if number or not rounds:
-                    found[shape, accuracy].append(figures)
+                steps = found[shape, accuracy] if number else _Steps()
+                self._replay(streams, shape, accuracy, number, steps)
             print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
         plain = found["plain", 0.0]
-        return [self._row(num_streams, shape, accuracy, found[shape, accuracy], plain) for shape, accuracy in wanted]
+        return [_row(num_streams, shape, accuracy, steps, plain) for (shape, accuracy), steps in found.items()]
 
-    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int) -> Figures:
+    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int, steps: _Steps) -> None:
+        """One round of one row, into `steps`."""
         if shape == "plain":
-            return self._run(streams, "none", self._dictation)
+            steps.add(self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock)))
+            return
         text, guesses = self._dictation, self._guesses
         answers = {}
         for request in (request for stream in streams for request in stream.requests):
@@ -127,38 +135,67 @@ class ReplayBench(Bench):
             answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
 
         def adjust(engine: Engine) -> None:
-            from engine.speculation.controller import Always
+            from engine.speculation.controller import Always, Controller
             from engine.speculation.replay import Replay
 
+            steps.watch(engine, self._clock)
             vocab, branches = self._runner.vocab_size, 0 if shape == "chain" else guesses.branches
             source = Replay(answers, accuracy, vocab, seed, branches=branches, second=guesses.second)
             engine.speculator.sources = [source]
-            if shape != "auto":
+            if shape == "auto":
+                engine.speculator.controller = self._taught.setdefault(accuracy, Controller())
+            else:
                 engine.speculator.controller = Always(guesses.length)
 
-        return self._run(streams, "auto", text, adjust)
+        steps.add(self._run(streams, "auto", text, adjust))
 
-    def _row(
-        self, num_streams: int, shape: str, accuracy: float, figures: list[Figures], plain: list[Figures]
-    ) -> dict[str, Any]:
-        def middle(of: Callable[[Figures], float]) -> float:
-            return statistics.median(map(of, figures))
 
-        def decode_s(one: Figures) -> float:
-            return sum(one.decode_ms) / 1000
+class _Steps:
+    """What the steps of some rounds took, and gave."""
 
-        ratios = [decode_s(one) / decode_s(other) for one, other in zip(plain, figures, strict=True)]
-        return {
-            "streams": num_streams,
-            "drafts": shape,
-            "accuracy": "" if shape == "plain" else accuracy,
-            "drafted/step": middle(lambda one: one.drafted / one.steps / num_streams),
-            "tokens/step": middle(lambda one: one.tokens / one.steps / num_streams),
-            "ITL ms": middle(lambda one: one.itl_ms),
-            "decode time ÷": statistics.median(ratios),
-            "from": min(ratios),
-            "to": max(ratios),
-        }
+    def __init__(self) -> None:
+        self.times_ms: list[float] = []
+        self.tokens = 0
+        self.drafted = 0
+
+    def watch(self, engine: Engine, clock: Callable[[], float]) -> None:
+        """Take the time of each step of an engine."""
+        step = engine.step
+
+        def timed() -> list[OutputStart | TokenEvents]:
+            started_s = clock()
+            told = step()
+            self.times_ms.append(1000 * (clock() - started_s))
+            return told
+
+        engine.step = timed  # type: ignore[method-assign]
+
+    def add(self, figures: Figures) -> None:
+        """A round is over."""
+        self.tokens += figures.tokens
+        self.drafted += figures.drafted
+
+    @property
+    def step_ms(self) -> float:
+        """The mean but for the slowest and the fastest tenth."""
+        edge = len(self.times_ms) // 10
+        return statistics.fmean(sorted(self.times_ms)[edge : len(self.times_ms) - edge])
+
+
+def _row(num_streams: int, shape: str, accuracy: float, steps: _Steps, plain: _Steps) -> dict[str, Any]:
+    count = len(steps.times_ms)
+    low, _, high = statistics.quantiles(steps.times_ms, n=4)
+    gained = steps.tokens / count / (plain.tokens / len(plain.times_ms))
+    return {
+        "streams": num_streams,
+        "drafts": shape,
+        "accuracy": "" if shape == "plain" else accuracy,
+        "drafted/step": steps.drafted / count / num_streams,
+        "tokens/step": steps.tokens / count / num_streams,
+        "step ms": steps.step_ms,
+        "quartiles": f"{low:.2f}-{high:.2f}",
+        "time ÷": gained * plain.step_ms / steps.step_ms,
+    }
 
 
 def _shortened(stream: Stream, tokens: int) -> Stream:
