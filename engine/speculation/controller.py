@@ -5,9 +5,6 @@
 Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
 besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
 slowly while nothing is drafted.
-
-Chains are the rule. Trees take their place where their likeliest guesses promise `TREE_MARGIN` more, by the time that
-steps with trees were seen to take.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from engine.speculation.acceptance import Rates
+from engine.speculation.branching import Branching, fitting
 from engine.speculation.step_times import StepTimes, row_class
 
 LENGTHS: Final = (1, 3, 7, 15)
@@ -35,12 +33,6 @@ LEAST_TRUST: Final = 0.25
 LOOKING: Final = 0.01
 """Part of a step that looking for guesses may take while none is found to be worth checking."""
 LONGEST_PAUSE: Final = 8
-TREE_MARGIN: Final = 1.05
-TREE_STAY: Final = 1.02
-TREE_REFRESH: Final = 32
-"""After so many steps with trees one with chains is taken, to know what that costs now."""
-LONGEST_TREE_PAUSE: Final = 16
-"""Trees that do not pay are made at least once in so many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +133,6 @@ class _Watch:
     is_drafting: bool = False
     promise: float = 1.0
     trust: float = 1.0
-    num_branched: int = 0
-    tree_pause: int = 0
-    next_tree_pause: int = 1
 
 
 class Controller:
@@ -151,6 +140,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.times = StepTimes()
+        self._branching = Branching(self.times, LENGTHS)
         self._looking_s = 0.0
         self._pause = 0
         self._next_pause = 1
@@ -203,9 +193,7 @@ class Controller:
 
     def may_branch(self, rows: int) -> bool:
         """See `Lengths.may_branch`."""
-        watch = self._watches[row_class(rows)]
-        watch.tree_pause = max(watch.tree_pause - 1, 0)
-        return not watch.tree_pause
+        return self._branching.may_branch(rows)
 
     def branch(
         self,
@@ -216,42 +204,16 @@ class Controller:
     ) -> list[int] | None:
         """See `Lengths.branch`."""
         rows = len(lengths)
-        watch = self._watches[row_class(rows)]
         chains = [
             candidate.rates.expected(length) if candidate is not None and length else 0.0
             for candidate, length in zip(candidates, lengths, strict=True)
         ]
-        plain_s, chain_s = self.times.plain_s(rows), self.times.step_s(rows, rows + sum(lengths))
-        assert plain_s is not None
-        assert chain_s is not None
-        margin = TREE_STAY if watch.num_branched else TREE_MARGIN
-        best, best_rate = None, (rows + sum(chains)) / chain_s * margin
-        for length in LENGTHS:
-            widths = [
-                own if tree is None or not own else _fitting(len(tree), length, rows)
-                for own, tree in zip(lengths, gains, strict=True)
-            ]
-            if sum(widths) > room:
-                break
-            right = sum(
-                chain if tree is None else sum(tree[:width])
-                for chain, tree, width in zip(chains, gains, widths, strict=True)
-            )
-            step_s = self.times.tree_s(rows, rows + sum(widths))
-            assert step_s is not None
-            if (rows + right) / step_s > best_rate:
-                best, best_rate = widths, (rows + right) / step_s
-        if best is None:
-            watch.num_branched = 0
-            watch.next_tree_pause = min(2 * watch.next_tree_pause, LONGEST_TREE_PAUSE)
-            watch.tree_pause = watch.next_tree_pause
+        chosen, plain_s = self._branching.choose(lengths, chains, gains, room), self.times.plain_s(rows)
+        if chosen is None or plain_s is None:
             return None
-        watch.next_tree_pause = 1
-        watch.num_branched += 1
-        if watch.num_branched % TREE_REFRESH == 0:
-            return None
-        watch.promise = best_rate * plain_s / rows
-        return best
+        widths, rate = chosen
+        self._watches[row_class(rows)].promise = rate * plain_s / rows
+        return widths
 
     def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """See `Lengths.stepped`."""
@@ -278,7 +240,7 @@ class Controller:
             if candidate is None or candidate.rates.first < LEAST_RATE:
                 lengths.append(0)
             else:
-                lengths.append(_fitting(candidate.length, longest, rows))
+                lengths.append(fitting(candidate.length, longest, LENGTHS, rows))
         return lengths
 
     def _without_waste(
@@ -300,10 +262,3 @@ class Controller:
                 length = shorter
             shortened.append(length)
         return shortened
-
-
-def _fitting(length: int, longest: int, rows: int) -> int:
-    """How many of `length` guesses a row checks where `longest` is the limit, so that rows fall into few shapes."""
-    if rows == 1 or length >= longest:
-        return min(length, longest)
-    return max(other for other in (0, *LENGTHS) if other <= length)
