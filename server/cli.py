@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
+from server.options.option import Field, SettingsError, environment_name, flag_name
 from server.request_models import DEFAULT_PROMPT
-from server.settings import OFFLINE_OPTIONS, OPTIONS, Field, Settings, SettingsError, environment_name, flag_name
+from server.settings import OFFLINE_OPTIONS, OPTIONS, Settings
 
 app: Final = typer.Typer(
     help="Beholder: a computer looks at pictures, clips and cameras and says what it sees.",

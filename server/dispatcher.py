@@ -56,8 +56,8 @@ from preprocess.wire import (
     VideoPart,
 )
 from server.faults import rejection
+from server.sequences import sequences_of
 
-SEED_MASK = (1 << 63) - 1
 DEADLINE_REASON = "signal SIGALRM"
 """How a worker dies whose job overran its deadline: see `preprocess.worker`."""
 
@@ -74,6 +74,8 @@ class _Child:
     same call tells of pixels in a lease that has ended."""
     call: _Call | None = None
     """Whose job that is."""
+    is_used: bool = False
+    """Whether its present process gets work, and whoever listens has been told so."""
 
     @property
     def up(self) -> bool:
@@ -177,6 +179,8 @@ class Dispatcher:
         roles += [("preprocess", index) for index in range(num_workers)]
         self._children = {place: _Child(ChildState(*place, up=False, reason="starting")) for place in roles}
         self.on_drain: Callable[[float], None] = lambda _: None
+        self.on_use: Callable[[ChildState], None] = lambda _: None
+        """Called when a child that came up gets work from now on: until then requests may be refused for want of it."""
         self._send_bytes = send
         self._pixel_bytes_per_image = pixel_bytes_per_image
         self._pixel_bytes_per_clip = pixel_bytes_per_clip
@@ -574,6 +578,7 @@ class Dispatcher:
             self._on_engine_reset(message)
         elif isinstance(message, DetokenizerReset):
             self._detokenizer_reset |= message.epoch == self.epoch
+            self._note_use()
         elif isinstance(message, ChildState):
             self._on_child(message)
         else:
@@ -582,6 +587,7 @@ class Dispatcher:
     def _on_child(self, state: ChildState) -> None:
         child = self._children[state.role, state.index]
         child.state = state
+        child.is_used = False
         if not state.up:
             child.deaths += 1
             if state.role == "preprocess":
@@ -603,7 +609,15 @@ class Dispatcher:
         if self._children["engine", 0].up and self._children["detokenizer", 0].up and not self._reset_sent:
             self._reset_sent = True
             self._send("engine", Reset(self.epoch, self._children["engine", 0].state.generation))
+        self._note_use()
         self._pump()
+
+    def _note_use(self) -> None:
+        """Tell of the children that get work since the last call: engine and detokenizer only once both are reset."""
+        for (role, _), child in self._children.items():
+            if child.up and not child.is_used and (role == "preprocess" or self._pipeline_up):
+                child.is_used = True
+                self.on_use(child.state)
 
     def _on_engine_reset(self, done: ResetDone) -> None:
         if done.epoch == self.epoch:
@@ -612,6 +626,7 @@ class Dispatcher:
             for lease in self._leases_until_reset:
                 self.leases.release(lease)
             self._leases_until_reset.clear()
+            self._note_use()
 
     def _on_drain(self, drain: Drain) -> None:
         self.draining = True
@@ -633,22 +648,6 @@ class Dispatcher:
 
     def _send(self, name: str, message: Job | Look | Preview | EngineRequest | Abort | Reset) -> None:
         self._send_bytes(name, self._encoder.encode(message))
-
-
-def sequences_of(prepared: Prepared, n: int) -> list[EngineRequest]:
-    """What the engine is asked for a prepared request: one sequence a choice, a branch of its questions, or a part."""
-    request, sampling = prepared.request, prepared.request.sampling
-    replace = msgspec.structs.replace
-    if prepared.branches:
-        return [
-            replace(request, prompt_ids=branch.prompt_ids, sampling=replace(sampling, score_ids=branch.score_ids))
-            for branch in prepared.branches
-        ]
-    requests = [request, *prepared.further] if prepared.segments else [request] * n
-    return [
-        replace(each, sampling=replace(each.sampling, seed=(each.sampling.seed + choice) & SEED_MASK))
-        for choice, each in enumerate(requests)
-    ]
 
 
 def _killed_worker(job: Job | Look | Preview, reason: str) -> ClientError:

@@ -113,6 +113,7 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
 
     beat()
     dispatcher.on_drain = drain
+    dispatcher.on_use = child.uses
     inbox = child.bind("server")
 
     def receive() -> None:  # the descriptor tells of a change only once: take all there is

@@ -13,7 +13,8 @@ from preprocess.arena import available_memory
 from preprocess.errors import ServiceError
 from preprocess.families import largest_item_tokens, load_family
 from preprocess.model_folder import ModelFolder
-from server.settings import MEBIBYTE, Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import MEBIBYTE, Settings
 
 LEAST_ARENA_MB: Final = 64
 MOST_ARENA_MB: Final = 1024

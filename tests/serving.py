@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import psutil
@@ -21,6 +23,14 @@ MODULES: Final = {
     "detokenizer": "preprocess.detokenizer",
     "engine": "engine.process",
 }
+
+
+READY: Final = re.compile(r"ready +(https?://\S+) after ")
+
+
+PATIENCE_S: Final = 90.0
+"""How long to wait for what must come: far longer than it takes on a machine that has a lot else to do."""
+Found = TypeVar("Found")
 
 
 class Served:
@@ -44,7 +54,7 @@ class Served:
         )
         self.url = ""
         if wait:
-            self.connect(self._ready_url())
+            self.connect(self.wait_for(lambda: READY.search(self.text()))[1])
 
     def connect(self, url: str) -> None:
         """Speak to it at this address from now on."""
@@ -74,14 +84,26 @@ class Served:
         """Everything it has printed."""
         return Path(self.log.name).read_text()
 
-    def _ready_url(self, timeout_s: float = 60) -> str:
+    def wait_for(self, condition: Callable[[], Found | None], timeout_s: float = PATIENCE_S) -> Found:
+        """What `condition` gives as soon as it is true. Only a fault takes as long as `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and self.process.poll() is None:
-            for line in self.text().splitlines():
-                if "ready" in line and "://" in line:
-                    return line[line.index("http") :].split()[0]
-            time.sleep(0.05)
-        raise AssertionError(f"not ready (exit code {self.process.poll()}):\n{self.text()}")
+        while not (found := condition()):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"in vain (exit code {self.process.poll()}):\n{self.text()}")
+            time.sleep(0.02)
+        return found
+
+    def wait_for_line(self, words: str, number: int = 1) -> None:
+        """Returns once `words` have been printed so often."""
+        self.wait_for(lambda: self.text().count(words) >= number)
+
+    def listening_url(self) -> str:
+        """Where it listens, which is long before it is ready."""
+        launcher = psutil.Process(self.process.pid)
+        port = self.wait_for(
+            lambda: [each.laddr.port for each in launcher.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        )[0]
+        return f"http://127.0.0.1:{port}"
 
     def family(self) -> list[psutil.Process]:
         """The child processes that run now."""
@@ -101,17 +123,16 @@ class Served:
                 continue
         return sorted(found)
 
-    def wait_until_ready(self, timeout_s: float = 30) -> float:
-        """Seconds until `/ready` says 200."""
-        started = time.monotonic()
-        while time.monotonic() < started + timeout_s:
-            try:
-                if self.client.get("/ready").status_code == 200:
-                    return time.monotonic() - started
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError(f"not ready again within {timeout_s} s:\n{self.text()}")
+    def is_ready(self) -> bool:
+        """Whether `/ready` says 200."""
+        try:
+            return self.client.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_until_ready(self) -> None:
+        """Returns once `/ready` says 200. Right after a death it may say so of what is gone: see `wait_for_line`."""
+        self.wait_for(self.is_ready)
 
     def caption(self, picture: bytes, **fields: Any) -> httpx.Response:
         """`POST /v1/captions` with one picture."""

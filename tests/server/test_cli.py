@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server import cli
-from server.settings import OFFLINE_OPTIONS, OPTIONS, environment_name, flag_name
+from server.options.option import environment_name, flag_name
+from server.settings import OFFLINE_OPTIONS, OPTIONS
 
 runner = CliRunner()
 

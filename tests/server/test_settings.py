@@ -9,7 +9,8 @@ from PIL import Image
 from engine.config import EngineConfig
 from preprocess.config import PictureBound, PreprocessConfig
 from server import model_source
-from server.settings import CPU_ENCODER_OPERATIONS, OPTIONS, Settings, SettingsError, environment_name
+from server.options.option import SettingsError, environment_name
+from server.settings import CPU_ENCODER_OPERATIONS, OPTIONS, Settings
 
 
 def test_defaults_pass_their_own_checks():

@@ -16,7 +16,8 @@ from tiny_models import FAMILIES
 
 import server.start_table
 from beholder import Beholder
-from server.settings import Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import Settings
 from server.start_table import Start
 
 FACTS: dict[str, Any] = {
