@@ -89,6 +89,15 @@ def test_what_stands_is_what_plain_decoding_says(parents: tuple[int, ...], data:
     assert is_twin or tuple(kept) not in lineages(drafts, parents)  # nobody guessed more of it
 
 
+@pytest.mark.parametrize("parents", [None, (0, 1, 2, 0)], ids=["chain", "tree"])
+def test_what_was_drawn_under_a_wrong_mask_does_not_stand(tiny_model: Path, parents: tuple[int, ...] | None) -> None:
+    grammar = Grammars(str(tiny_model), 512).begin(DIGITS)
+    drafts, sampled = (5, 6, 7, 8), [SampledToken(token_id) for token_id in (5, 6, 7, 8, 9)]
+    for num_right in range(1, 5):
+        grammar.right_masks = [True] * num_right + [False] * (5 - num_right)
+        assert standing(drafts, sampled, grammar, parents) == sampled[:num_right]
+
+
 # ---- computing -------------------------------------------------------------------------------------------------------
 
 
