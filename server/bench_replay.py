@@ -7,13 +7,13 @@ tokens a second time, and such a guess is right with probability `--second` wher
 tokens as chains do. Nothing here hangs on what the weights say, so random ones will do, on any device. Everything goes
 through the engine's own loop.
 
-    plain   without drafts
     chain   `--length` drafts in a row, always
     tree    the likeliest `--length` drafts of a tree, always
     auto    as the controller decides, from both, once a round that does not count has taught it
 
-Rounds of all rows take turns. `step ms` is the mean of a row's steps but for the slowest and the fastest tenth, since
-machines are noisy, with the quartiles; `time ÷` is the time of a token without drafts by that with them.
+Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one) and
+`time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round
+the middle half of the steps counts, and none that computes prompts.
 
     beholder bench --replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
 """
@@ -27,9 +27,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from server.bench_speculation import Bench, Figures, Stream, table_line
+from server.bench_speculation import Bench, Stream, table_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--branches", type=int, default=2, help="tokens that trees guess twice (default: 2)")
     parser.add_argument("--second", type=float, default=0.5, help="how often the second guess is right (default: 0.5)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of each answer (default: 200)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of all shapes; medians count (default: 3)")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them beside plain (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every row (default: 5)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them (default: all)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
@@ -109,25 +107,31 @@ class ReplayBench(Bench):
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
     ) -> list[dict[str, Any]]:
-        """The figures of plain steps, and of each shape at each accuracy."""
-        self._num_streams = num_streams
+        """The figures of each shape at each accuracy."""
         self._taught.clear()
-        streams = [_shortened(self.dictation(index), tokens) for index in range(num_streams)]
-        wanted = [("plain", 0.0), *((shape, accuracy) for accuracy in accuracies for shape in shapes)]
-        found = {key: _Steps() for key in wanted}
-        for number in range(rounds + 1):  # the first does not count
+        asked = [("", "What is written in the picture?")]
+        streams = [
+            Stream([self._ask(f"{index}", asked, max_tokens=tokens, ignore_eos=True, seed=331 * index)])
+            for index in range(num_streams)
+        ]
+        wanted = [(shape, accuracy) for accuracy in accuracies for shape in shapes]
+        found: dict[tuple[str, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
+        for number in range(rounds + 1):
             for shape, accuracy in wanted:
-                steps = found[shape, accuracy] if number else _Steps()
-                self._replay(streams, shape, accuracy, number, steps)
+                pair = self._plain(streams), self._replay(streams, shape, accuracy, number)
+                if number:  # the first round teaches
+                    found[shape, accuracy].append(pair)
             print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
-        plain = found["plain", 0.0]
-        return [_row(num_streams, shape, accuracy, steps, plain) for (shape, accuracy), steps in found.items()]
+        return [_row(num_streams, shape, accuracy, pairs) for (shape, accuracy), pairs in found.items()]
 
-    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int, steps: _Steps) -> None:
-        """One round of one row, into `steps`."""
-        if shape == "plain":
-            steps.add(self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock)))
-            return
+    def _plain(self, streams: list[Stream]) -> _Steps:
+        steps = _Steps()
+        self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock))
+        return steps
+
+    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int) -> _Steps:
+        """One round of one row."""
+        steps = _Steps()
         text, guesses = self._dictation, self._guesses
         answers = {}
         for request in (request for stream in streams for request in stream.requests):
@@ -147,11 +151,12 @@ class ReplayBench(Bench):
             else:
                 engine.speculator.controller = Always(guesses.length)
 
-        steps.add(self._run(streams, "auto", text, adjust))
+        self._run(streams, "auto", text, adjust)
+        return steps
 
 
 class _Steps:
-    """What the steps of some rounds took, and gave."""
+    """What the steps of one round took, and gave, but for those with prompts."""
 
     def __init__(self) -> None:
         self.times_ms: list[float] = []
@@ -159,52 +164,52 @@ class _Steps:
         self.drafted = 0
 
     def watch(self, engine: Engine, clock: Callable[[], float]) -> None:
-        """Take the time of each step of an engine."""
+        """Look at each step of an engine."""
         step = engine.step
 
-        def timed() -> list[OutputStart | TokenEvents]:
+        def watched() -> list[OutputStart | TokenEvents]:
+            running = engine.scheduler.running
+            decodes = bool(running) and not len(engine.waiting) and all(sequence.is_decoding for sequence in running)
+            tokens, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
             started_s = clock()
             told = step()
-            self.times_ms.append(1000 * (clock() - started_s))
+            if decodes:
+                self.times_ms.append(1000 * (clock() - started_s))
+                self.tokens += engine.stats().generated_tokens - tokens
+                self.drafted += sum(engine.speculator.drafted.values()) - drafted
             return told
 
-        engine.step = timed  # type: ignore[method-assign]
-
-    def add(self, figures: Figures) -> None:
-        """A round is over."""
-        self.tokens += figures.tokens
-        self.drafted += figures.drafted
+        engine.step = watched  # type: ignore[method-assign]
 
     @property
     def step_ms(self) -> float:
-        """The mean but for the slowest and the fastest tenth."""
-        edge = len(self.times_ms) // 10
+        """The mean of the middle half."""
+        edge = len(self.times_ms) // 4
         return statistics.fmean(sorted(self.times_ms)[edge : len(self.times_ms) - edge])
 
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond, if all steps were such."""
+        return self.tokens / len(self.times_ms) / self.step_ms
 
-def _row(num_streams: int, shape: str, accuracy: float, steps: _Steps, plain: _Steps) -> dict[str, Any]:
-    count = len(steps.times_ms)
-    low, _, high = statistics.quantiles(steps.times_ms, n=4)
-    gained = steps.tokens / count / (plain.tokens / len(plain.times_ms))
+
+def _row(num_streams: int, shape: str, accuracy: float, pairs: list[tuple[_Steps, _Steps]]) -> dict[str, Any]:
+    count = sum(len(steps.times_ms) for _, steps in pairs)
+    costs = [steps.step_ms / plain.step_ms for plain, steps in pairs]
+    speeds = [steps.rate / plain.rate for plain, steps in pairs]
+    low, middle, high = statistics.quantiles(speeds, n=4, method="inclusive") if len(speeds) > 1 else speeds * 3
     return {
         "streams": num_streams,
+        "accuracy": accuracy,
         "drafts": shape,
-        "accuracy": "" if shape == "plain" else accuracy,
-        "drafted/step": steps.drafted / count / num_streams,
-        "tokens/step": steps.tokens / count / num_streams,
-        "step ms": steps.step_ms,
-        "quartiles": f"{low:.2f}-{high:.2f}",
-        "time ÷": gained * plain.step_ms / steps.step_ms,
+        "drafted/step": sum(steps.drafted for _, steps in pairs) / count / num_streams,
+        "tokens/step": sum(steps.tokens for _, steps in pairs) / count / num_streams,
+        "plain step ms": statistics.median(plain.step_ms for plain, _ in pairs),
+        "step ×": statistics.median(costs),
+        "time ÷": middle,
+        "from": low,
+        "to": high,
     }
-
-
-def _shortened(stream: Stream, tokens: int) -> Stream:
-    """The same requests with so many tokens to an answer."""
-    requests = []
-    for request in stream.requests:
-        sampling = msgspec.structs.replace(request.sampling, max_tokens=tokens)
-        requests.append(msgspec.structs.replace(request, sampling=sampling))
-    return Stream(requests)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ def test_tokens_a_step_follow_from_the_script(tiny_model: Path, capsys: pytest.C
     assert main(arguments.split()) == 0
     rows = json.loads(capsys.readouterr().out)
     found = {(row["streams"], row["drafts"], row["accuracy"]): row for row in rows}
-    assert len(found) == len(rows) == 2 * (1 + 2 * 3)
+    assert len(found) == len(rows) == 2 * 2 * 3
     for streams in (1, 2):
-        assert found[streams, "plain", ""]["time ÷"] == 1
         for shape in ("chain", "tree"):
             wrong, right = (found[streams, shape, accuracy] for accuracy in (0, 1))
             assert right["tokens/step"] > 3.0
