@@ -11,9 +11,9 @@ through the engine's own loop.
     tree    the likeliest `--length` drafts of a tree, always
     auto    as the controller decides, from both, once a round that does not count has taught it
 
-Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one) and
-`time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round
-the middle half of the steps counts, and none that computes prompts.
+Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one)
+and `time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a
+round the middle half of the steps counts, and none that computes prompts.
 
     beholder bench --replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
 """

@@ -229,6 +229,8 @@ class Speculator:
     def _learn_rescues(self, drafting: Drafting, said: Ordered[int]) -> None:
         """Where those asked before were wrong, were those behind them right?"""
         proposed = drafting.proposed[: 1 + MAX_BRANCHES]
+        if agreement(proposed[0].token_ids, said) == len(said):
+            return
         for index, proposal in enumerate(proposed[1:], start=1):
             guesses = proposal.token_ids
             shared = [agreement(guesses, earlier.token_ids) for earlier in proposed[:index]]
