@@ -77,7 +77,8 @@ class Child:
         line = sys.stdin.buffer.readline()
         boot = msgspec.json.decode(line, type=Boot)
         _die_with_parent(boot.launcher_pid)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGQUIT):  # a terminal's keys reach all processes: the launcher answers
+            signal.signal(number, signal.SIG_IGN)
         return cls(boot)
 
     def config(self, kind: type[T]) -> T:
@@ -115,10 +116,14 @@ class Child:
 
     def receive(self, socket: zmq.Socket[bytes]) -> bytes:
         """The next message, however long it takes; meanwhile this process is known to be alive."""
+        return self.receive_frames(socket)[0]
+
+    def receive_frames(self, socket: zmq.Socket[bytes]) -> list[bytes]:
+        """The same, of messages that have several frames."""
         self.beat()
         while not socket.poll(round(BEAT_EVERY_S * 1e3)):
             self.beat()
-        return socket.recv()
+        return socket.recv_multipart()
 
     def fail(self, message: str) -> NoReturn:
         """Tell the launcher that this process cannot start as configured, and end."""

@@ -310,7 +310,7 @@ def _signals() -> Iterator[_Signals]:
     def wake(number: int, frame: FrameType | None) -> None:
         """The interpreter has already written the number to `sender`."""
 
-    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD]
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asks to outlive the terminal
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, wake) for number in numbers}

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from preprocess.errors import BeholderError
-from preprocess.wire import Delta, EngineStats, FinishReason
+from preprocess.wire import Delta, FinishReason
 from server.service import Generation, Service
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
@@ -34,6 +34,12 @@ _ENGINE_TOTALS: Final = (
     ("vllm:mm_cache_queries", "Pictures looked up in the vision cache.", "vision_queries"),
     ("vllm:mm_cache_hits", "Pictures found in the vision cache.", "vision_hits"),
     ("beholder_engine_steps", "Steps of the engine.", "num_steps"),
+    (
+        "beholder_engine_steps_over_target",
+        "Steps beside decoding that took longer than the inter-token target.",
+        "steps_over_target",
+    ),
+    ("beholder_encoder_slices", "Slices of pictures (a layer each) encoded beside decoding.", "encoder_slices"),
 )
 # The same by who guessed the tokens: the end of the field's name.
 _DRAFT_TOTALS: Final = (
@@ -41,10 +47,6 @@ _DRAFT_TOTALS: Final = (
     ("vllm:spec_decode_num_accepted_tokens", "Tokens guessed ahead rightly, by who guessed them.", "accepted"),
 )
 _SOURCES: Final = ("ngram", "echo", "grammar", "habit")
-_FIELDS: Final = (
-    *(field for _, _, field in _ENGINE_TOTALS),
-    *(f"{field}_{source}" for _, _, field in _DRAFT_TOTALS for source in _SOURCES),
-)
 
 
 class Metrics:
@@ -137,24 +139,6 @@ class Metrics:
         self._success.labels(finished_reason=reason, **self._labels).inc(num_choices)
 
 
-class MonotonicTotals:
-    """Running totals that stay monotonic although their source begins at 0 again when the engine restarts."""
-
-    def __init__(self) -> None:
-        self._last: EngineStats | None = None
-        self._base = dict.fromkeys(_FIELDS, 0)
-
-    def update(self, stats: EngineStats | None) -> dict[str, int]:
-        """All totals by field name, given the engine's last report."""
-        if stats is not None:
-            last = self._last
-            if last is not None and any(getattr(stats, field) < getattr(last, field) for field in self._base):
-                for field in self._base:
-                    self._base[field] += getattr(last, field)
-            self._last = stats
-        return {field: base + getattr(self._last, field, 0) for field, base in self._base.items()}
-
-
 class _ServiceCollector(Collector):
     """Reads the dispatcher at each scrape."""
 
@@ -163,7 +147,6 @@ class _ServiceCollector(Collector):
         self._values = list(labels.values())
         self._service = service
         self._arena_bytes = arena_bytes
-        self._totals = MonotonicTotals()
         self._started = Gauge("beholder_start_time_seconds", "Start of the server process.", registry=None)
         self._started.set_to_current_time()
 
@@ -188,16 +171,20 @@ class _ServiceCollector(Collector):
             "Bytes of finished picture embeddings.",
             stats.vision_cache_bytes if stats else 0,
         )
+        yield self._gauge(
+            "beholder_encoding_bytes",
+            "What the picture that is being encoded keeps between steps.",
+            stats.encoding_bytes if stats else 0,
+        )
         yield self._gauge("beholder_ready", "Whether a request sent now would be served.", int(service.ready))
-        totals = self._totals.update(stats)
         for name, text, field in _ENGINE_TOTALS:
             family = CounterMetricFamily(name, text, labels=self._names)
-            family.add_metric(self._values, totals[field])
+            family.add_metric(self._values, getattr(stats, field, 0))
             yield family
         for name, text, field in _DRAFT_TOTALS:
             family = CounterMetricFamily(name, text, labels=[*self._names, "source"])
             for source in _SOURCES:
-                family.add_metric([*self._values, source], totals[f"{field}_{source}"])
+                family.add_metric([*self._values, source], getattr(stats, f"{field}_{source}", 0))
             yield family
         restarts = CounterMetricFamily(
             "beholder_child_deaths",

@@ -7,6 +7,7 @@ as JSON.
 
 from __future__ import annotations
 
+import logging
 import os
 import types
 from collections.abc import Mapping
@@ -26,11 +27,13 @@ from server.options.option import (
     environment_name,
     fields_of,
     flag_name,
+    is_service_link,
     nearest,
     parse,
 )
 from server.options.stream import StreamOptions
 
+_log = logging.getLogger("beholder.settings")
 CLIENT_VARIABLES: Final = frozenset({"BEHOLDER_URL", "BEHOLDER_KEY"})
 """What samples/clients read: whoever exported them for those may start a server all the same."""
 MEBIBYTE: Final = 1 << 20
@@ -70,6 +73,14 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
         for variable, text in (environment or {}).items():
             if not variable.startswith(ENVIRONMENT_PREFIX) or variable in CLIENT_VARIABLES:
                 continue
+            if is_service_link(variable, text):
+                _log.warning(
+                    "%s=%s is Kubernetes' address of a service and no option: left aside (enableServiceLinks: false in "
+                    "the pod's specification keeps it away)",
+                    variable,
+                    text[:200],
+                )
+                continue
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             if name not in OPTIONS or variable != variable.upper():
                 known = [environment_name(option) for option in OPTIONS]
@@ -102,6 +113,8 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             raise SettingsError(f"--max-context: expected 0 or at least {MIN_CONTEXT} tokens, got {self.max_context}")
         if not self.host:
             raise SettingsError("--host: expected an address to listen on, such as 127.0.0.1, got an empty string")
+        if not self.image_store_mb and self.image_ttl_s != Settings().image_ttl_s:
+            raise SettingsError("--image-ttl-s is how long uploads stay, and --image-store-mb 0 keeps none: drop it")
         if self.max_image_mb > self.max_body_mb:
             raise SettingsError(
                 f"--max-image-mb {self.max_image_mb:g} is larger than --max-body-mb {self.max_body_mb:g}, "
@@ -170,6 +183,8 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             max_running=self.max_running,
             max_context=self.max_context,
             max_batched_tokens=self.max_batched_tokens,
+            itl_target_ms=self.itl_target_ms,
+            ttft_target_ms=self.ttft_target_ms,
             kv_tokens=self.kv_tokens,
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
@@ -242,4 +257,5 @@ OFFLINE_OPTIONS: Final = (
     "kv_tokens",
     "vision_cache_mb",
     "prefix_cache",
+    "speculation",
 )

@@ -52,6 +52,12 @@ class Start:
         except ServiceError as error:
             raise SettingsError(f"--model: {error.message}") from None
         own = largest_item_tokens(load_family(folder))
+        bound = settings.max_picture_tokens
+        if bound and picture_tokens > bound and picture_tokens == own:
+            raise SettingsError(
+                f"--max-picture-tokens {bound}: this model ({folder.model_type}) takes its pictures in sizes of its "
+                f"own, up to {own} tokens each; leave the option out"
+            )
         frames = min(family.clips.max_frames, settings.max_video_frames) if family.clips is not None else 0
         if not settings.arena_mb:
             wanted = settings.num_workers * PICTURES_A_WORKER * family.max_pixel_bytes // MEBIBYTE
@@ -66,6 +72,8 @@ class Start:
         context, own = facts["context"], facts["model_context"]
         yield f"model    {settings.model_name} ({settings.model})"
         yield f"runs as  {self.family} in {facts['dtype']} on {facts['device']}{threads}"
+        if facts["device"] == "cpu":
+            yield f"kernel   {facts['kernel']}"
         if context == own:
             yield f"context  {context:,} tokens, prompt and answer"
         else:
@@ -77,6 +85,11 @@ class Start:
         if self.picture_tokens < self.own_picture_tokens:
             own_tokens = f"{self.own_picture_tokens:,}"
             yield f"         larger ones are made smaller; --max-picture-tokens allows the model's own {own_tokens}"
+        if facts["pace_ms"]:
+            alone_ms, most_ms = facts["pace_ms"]
+            yield f"steps    {alone_ms} ms for {facts['pace_rows']} streams; with new pictures and prompts {most_ms} ms"
+        else:
+            yield "steps    take new pictures and prompts at once (--ttft-target-ms 0): streams wait for them"
         cache = _size(facts["vision_cache_bytes"])
         yield f"memory   vision cache {cache}, pixel arena {_size(settings.arena_bytes)}"
         if self.brings_code:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from preprocess.wire.children import ChildState, Drain, Role
 from preprocess.wire.engine import (
+    GAUGES,
     Abort,
     Admitted,
     EngineInput,
@@ -87,6 +88,7 @@ ServerInput = (
 )
 
 __all__ = [
+    "GAUGES",
     "GREEDY_TEMPERATURE",
     "Abort",
     "Admitted",

@@ -18,27 +18,40 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     """One encoded picture: either raw `data`, or a `data_url` (``data:image/...;base64,...``) still in base64.
 
+    `rest`: what follows `data_url` where that is long, as bytes, so that the server copies and scans it nowhere.
     `max_pixels`: it is made so small before the model's own processing begins; 0 leaves it as it is.
     """
 
     data: bytes = b""
     data_url: str = ""
+    rest: bytes = b""
     detail: Detail = "auto"
     max_pixels: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what was sent, base64 as such."""
+        return len(self.data) + len(self.data_url) + len(self.rest)
 
 
 class VideoPart(msgspec.Struct, frozen=True, tag="video"):
     """One encoded clip: either raw `data`, or a `data_url` (``data:video/...;base64,...``) still in base64.
 
     `fps` and `max_frames`: how many frames a second of it are looked at, and how many at most. 0: as the model's own
-    processor does. `max_pixels` of each frame, as of a picture.
+    processor does. `max_pixels` of each frame, and `rest`, as of a picture.
     """
 
     data: bytes = b""
     data_url: str = ""
+    rest: bytes = b""
     fps: float = 0.0
     max_frames: int = 0
     max_pixels: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what was sent, base64 as such."""
+        return len(self.data) + len(self.data_url) + len(self.rest)
 
 
 class ToolCall(msgspec.Struct, frozen=True):

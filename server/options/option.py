@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import typing
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,6 +12,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
+_LINK: Final = re.compile(
+    r"BEHOLDER_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
+_LINKED: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsError(Exception):
@@ -34,6 +39,14 @@ def flag_name(name: str) -> str:
 def environment_name(name: str) -> str:
     """``max_body_mb`` → ``BEHOLDER_MAX_BODY_MB``."""
     return ENVIRONMENT_PREFIX + name.upper()
+
+
+def is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes made a variable, of a service whose name begins as ours do: pods get the addresses of all.
+
+    ``BEHOLDER_PORT=tcp://10.0.0.1:80``, ``BEHOLDER_SERVICE_HOST``, ``BEHOLDER_UI_PORT_80_TCP_ADDR`` and so on.
+    """
+    return _LINK.fullmatch(variable) is not None or (variable.endswith("_PORT") and _LINKED.match(text) is not None)
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import re
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from browser import CLIPS, PHONE, PICTURES, ROOT, Visit
 from clips import clip
 from PIL import Image
-from serving import Served
+from serving import ENDLESS, Served
 
 ANSWER = ".turn:last-child .turn-answer"
 
@@ -87,7 +84,7 @@ def test_a_picture_is_described_and_asked_about(page: Any) -> None:
     first, second = requests
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
     (picture, _), (again, _) = first["messages"][0]["content"], second["messages"][0]["content"]
-    assert re.fullmatch(r"file-[0-9a-f]{32}", picture["image_url"]["url"]), "the picture is sent once, then named"
+    assert re.fullmatch(r"file-[0-9a-f]{32}", picture["image_url"]["url"]), "The picture is sent once, then named"
     assert picture == again
     facts = page.locator(".turn:last-child .turn-facts").inner_text()
     cached, prompt = map(int, re.search(r"(\d+) of (\d+) tokens cached", facts).groups())
@@ -176,27 +173,51 @@ def test_what_the_model_sees_follows_the_detail(page: Any) -> None:
     assert requests[-1]["messages"][0]["content"][0]["image_url"]["detail"] == "high"
 
 
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Served]:
+    """Whose endless answers wait."""
+    with Served(ROOT / "samples" / "model", held=True, workers=1, speculation="none") as served:
+        yield served
+
+
 def make_it_long(route: Any) -> None:
-    """Lets the model write on beyond its end."""
-    body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1500}
+    """Lets the model write on beyond its end, as far as a held server lets it."""
+    body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": ENDLESS}
     route.continue_(post_data=json.dumps(body))
 
 
-def test_stop_keeps_what_was_said_and_frees_the_engine(page: Any, served_ui: Served) -> None:
+def test_stop_keeps_what_was_said_and_frees_the_engine(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
     page.route("**/v1/chat/completions", make_it_long)
     bring(page, PICTURES / "kitchen.jpg")
     page.wait_for_function("document.querySelector('.turn-answer')?.textContent.length > 40")
     page.get_by_role("button", name="Stop").click()
     said = answered(page, 1, "stopped")
     assert said
-    deadline = time.monotonic() + 5
-    while served_ui.metric("vllm:num_requests_running"):
-        assert time.monotonic() < deadline, "the engine still writes"
-        time.sleep(0.05)
+    own_server.wait_until_idle()
     assert page.locator(ANSWER).inner_text() == said
     page.unroute("**/v1/chat/completions")
     ask(page, "Is there a teapot?")
     assert answered(page, 2).startswith("Yes")
+    begun.close()
+
+
+def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
+    page.route("**/v1/chat/completions", make_it_long)
+    bring(page, PICTURES / "kitchen.jpg")
+    page.wait_for_selector(".turn[data-state=answering]")
+    page.get_by_role("button", name="Begin anew").click()
+    page.unroute("**/v1/chat/completions")
+    bring(page, PICTURES / "farm.jpg")
+    assert "cow" in answered(page, 1)
+    assert page.locator(".turn").count() == 1
+    assert page.get_by_role("button", name="Ask", exact=True).is_visible()
+    begun.close()
 
 
 def test_another_answer_is_drawn_anew(page: Any) -> None:
@@ -226,12 +247,66 @@ def test_no_picture_is_told_in_the_servers_words(visit: Callable[..., Visit], tm
     broken = tmp_path / "broken.png"
     broken.write_bytes((PICTURES / "cafe.png").read_bytes()[:400])
     bring(page, broken)
-    answered(page, 1, "failed")
-    assert "cut off" in page.locator(".turn-error").inner_text()
-    assert "cut off" in page.locator(".picture-numbers").inner_text()
-    page.get_by_role("button", name="Begin anew").click()
+    told = page.get_by_role("alert").filter(has_text="broken.png: the PNG picture is cut off")
+    told.wait_for()
+    page.wait_for_function("document.querySelectorAll('.turn').length === 0")
+    assert page.get_by_role("button", name="Choose files").is_visible(), "as if nothing had been brought"
     bring(page, PICTURES / "kitchen.jpg")
     assert "teapot" in answered(page, 1)
+    assert not told.is_visible()
+
+
+def test_what_cannot_be_read_goes_and_the_others_are_described(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    begun = visit()
+    begun.expect_errors("status of 4")
+    page = open_tab(begun)
+    requests = sent(page)
+    for name in ("notes.txt", "empty.png"):
+        (tmp_path / name).write_text("no picture" * (name != "empty.png"))
+    bring(page, PICTURES / "kitchen.jpg", tmp_path / "notes.txt", PICTURES / "street.jpg", tmp_path / "empty.png")
+    answered(page, 1)
+    assert page.locator(".picture-thumb").count() == 2
+    told = page.get_by_role("alert").filter(has_text="notes.txt: ")
+    assert "notes.txt: This is text, not a picture that can be read" in told.inner_text()
+    assert "empty.png: " in told.inner_text()
+    assert page.locator(".turn-question").inner_text() == "Describe the pictures. with 1, 2"
+    assert [part["type"] for part in requests[-1]["messages"][0]["content"]] == ["image_url", "image_url", "text"]
+    told.get_by_role("button", name="Close").click()
+    assert not told.is_visible()
+    # One that is only shown so far, and asked about before the server has looked at it:
+    page.route("**/v1/previews", lambda route: None)
+    page.get_by_label("Your question").fill("What is on this one?")
+    bring(page, tmp_path / "notes.txt")
+    page.keyboard.press("Enter")
+    told.wait_for()
+    page.wait_for_function("document.querySelectorAll('.turn').length === 1")
+    assert page.get_by_label("Your question").input_value() == "What is on this one?", "to be asked about another"
+    assert page.get_by_role("button", name="Another answer").is_visible()
+    page.unroute("**/v1/previews")
+    ask(page, "Is there a teapot?")
+    assert answered(page, 2)
+
+
+def test_a_folder_is_told_from_a_server_that_does_not_answer(page: Any) -> None:
+    page.evaluate(
+        """() => { Blob.prototype.slice = () => ({ arrayBuffer: () => Promise.reject(new DOMException("gone")) }); }"""
+    )
+    bring(page, PICTURES / "kitchen.jpg")
+    page.get_by_role("alert").filter(has_text="kitchen.jpg: This cannot be read").wait_for()
+    assert not page.locator(".picture-thumb:visible").count()
+
+
+def test_a_question_that_failed_does_not_spoil_the_next(visit: Callable[..., Visit]) -> None:
+    begun = visit()
+    begun.expect_errors("status of 400")
+    page = open_tab(begun)
+    bring(page, PICTURES / "kitchen.jpg")
+    answered(page, 1)
+    ask(page, "What is it? " * 2000)
+    answered(page, 2, "failed")
+    assert "context" in page.locator(".turn:last-child .turn-error").inner_text()
+    ask(page, "Is there a teapot?")
+    assert answered(page, 3).startswith("Yes")
 
 
 def test_only_finished_sentences_are_read_out(page: Any) -> None:
@@ -269,12 +344,6 @@ def test_a_phone_and_a_page_at_twice_its_size(visit: Callable[..., Visit], optio
     assert field["x"] + field["width"] <= options["viewport"]["width"]
 
 
-@pytest.fixture
-def own_server() -> Iterator[Served]:
-    with Served(ROOT / "samples" / "model", workers=1) as served:
-        yield served
-
-
 def test_a_server_that_dies_is_told_and_the_conversation_goes_on(browser: Any, own_server: Served) -> None:
     begun = Visit(browser, own_server.url)
     begun.expect_errors("Failed to load resource|ERR_|WebSocket")
@@ -285,18 +354,21 @@ def test_a_server_that_dies_is_told_and_the_conversation_goes_on(browser: Any, o
     page.route("**/v1/chat/completions", make_it_long)
     ask(page, "What is in the center of the picture?")
     page.wait_for_selector(".turn:last-child[data-state=answering]")
-    (pid,) = own_server.pids("server")
-    os.kill(pid, signal.SIGKILL)
+    page.wait_for_function("document.querySelector('.turn:last-child .turn-answer')?.textContent.length > 20")
+    own_server.kill("server")
     answered(page, 2, "failed")
     assert page.locator(".turn:last-child .turn-error").inner_text().startswith("The answer was cut off")
     page.unroute("**/v1/chat/completions")
-    own_server.wait_until_ready()
+    own_server.wait_until_back("server")
     page.get_by_role("button", name="Ask again").click()
     assert answered(page, 2) == "A teapot.", "the picture was uploaded again by itself"
     begun.close()
 
 
-def test_words_stream_without_moving_anything(page: Any) -> None:
+def test_words_stream_without_moving_anything(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
     page.route("**/v1/chat/completions", make_it_long)
     bring(page, PICTURES / "kitchen.jpg")
     page.wait_for_function("document.querySelector('.turn-answer')?.textContent.length > 40")
@@ -304,8 +376,11 @@ def test_words_stream_without_moving_anything(page: Any) -> None:
         """() => { window.moved = 0; new PerformanceObserver((list) => { for (const { value } of list.getEntries())
           window.moved += value; }).observe({ type: "layout-shift" }); }"""
     )
+    own_server.release("answers")
     page.wait_for_function("document.querySelector('.turn-answer').textContent.length > 1500")
+    own_server.hold("answers")
     assert page.evaluate("window.moved") < 0.001
+    begun.close()
 
 
 def test_pictures_are_forgotten_with_the_page(page: Any, served_ui: Served) -> None:
@@ -315,10 +390,7 @@ def test_pictures_are_forgotten_with_the_page(page: Any, served_ui: Served) -> N
     name = requests[0]["messages"][0]["content"][0]["image_url"]["url"]
     assert served_ui.client.get(f"/v1/images/{name}").status_code == 200
     page.goto("about:blank")
-    deadline = time.monotonic() + 5
-    while served_ui.client.get(f"/v1/images/{name}").status_code != 404:
-        assert time.monotonic() < deadline, "the server still has it"
-        time.sleep(0.05)
+    served_ui.wait_for(lambda: served_ui.client.get(f"/v1/images/{name}").status_code == 404)
 
 
 def test_a_page_that_comes_back_has_its_pictures(page: Any) -> None:

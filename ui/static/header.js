@@ -1,8 +1,11 @@
 // The head of the page: name, model, how the server is, light or dark. Says when the server is gone and when it is back.
 
 import { address, get } from "./api.js";
+import { icon } from "./icons.js";
+import { showShortcuts } from "./shortcuts.js";
 
 const LOOK_EVERY_MS = 10_000;
+const PATIENCE_MS = 8000; // one that hangs is as good as none
 const LOOK_AGAIN_MS = 1000; // while it is gone
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
 const SAYS = { auto: "as the system", light: "light", dark: "dark" };
@@ -23,6 +26,7 @@ class Header extends HTMLElement {
           <h1>Beholder</h1></div>
         <p class="head-watching" role="status" hidden></p>
         <p class="head-state" role="status"><span class="head-dot"></span><span class="head-words"></span></p>
+        <button type="button" class="button quiet round head-keys" aria-label="Keys (?)" title="Keys (?)">${icon("keys")}</button>
         <button type="button" class="button quiet round head-look"></button>
       </div>
       <p class="head-gone" role="alert" hidden></p>`;
@@ -30,6 +34,7 @@ class Header extends HTMLElement {
       beholderAppearance.set(NEXT[beholderAppearance.get()]);
       this.#showAppearance();
     });
+    this.querySelector(".head-keys").addEventListener("click", showShortcuts);
     this.#showAppearance();
     this.#look();
     document.addEventListener("visibilitychange", this.#onShown);
@@ -88,7 +93,7 @@ class Header extends HTMLElement {
 
   async #state() {
     try {
-      const response = await fetch(address("/ready"), { cache: "no-store" });
+      const response = await fetch(address("/ready"), { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
       return (await response.json()).status;
     } catch {
       return "away";

@@ -11,7 +11,7 @@ from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import Delta, ImagePart, TextPart, VideoPart
 from server.presets import load_presets
 from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS
-from server.stream.events import Ask
+from server.stream.client_events import Ask
 from server.stream.work import Cancel, Close, State
 
 
@@ -353,6 +353,9 @@ def test_pinned_pictures_are_in_every_prompt_until_taken_out(driven: Driven) -> 
         (b'\x00\x0e{"mime":"a/b"}x', "unsupported_media_type"),
         (b'\x00\x09{"id":-1}x', "invalid_value"),
         (b"\x00\x02{}", "image_empty"),
+        (b"\x00\x00\xff\xd8", "invalid_json"),
+        (b'\x00\x0d{"last":true}\xff\xd8', "invalid_value"),
+        (b'\x00\x19{"k":"image","last":true}\xff\xd8', "invalid_value"),
     ],
 )
 def test_a_binary_message_that_cannot_be_read_is_an_error_event(driven: Driven, message: bytes, code: str) -> None:
@@ -365,7 +368,7 @@ def test_a_binary_message_that_cannot_be_read_is_an_error_event(driven: Driven, 
 def test_a_bad_frame_is_told_counted_and_no_context(driven: Driven) -> None:
     driven.update(context_frames=1, trigger={"mode": "continuous"})
     driven.frame(b"\xff\xd8 bad")
-    driven.fail(ClientError("the picture is damaged", code="image_undecodable"))
+    driven.fail(ClientError("The picture is damaged", code="image_undecodable"))
     (done,) = driven.of("response.done")
     assert (done["status"], done["error"]["code"]) == ("failed", "image_undecodable")
     assert driven.dropped == {"decode_error": 1}
@@ -436,7 +439,7 @@ def test_a_clip_too_large_is_refused_and_the_next_one_is_not() -> None:
     assert driven.session.held_bytes == 0
     driven.frame(b"small", k="video", last=True)
     assert len(driven.starts) == 1
-    driven.fail(ClientError("this is no clip", code="video_format_unsupported"))
+    driven.fail(ClientError("This is no clip", code="video_format_unsupported"))
     assert driven.dropped == {"decode_error": 1}
 
 
