@@ -16,6 +16,7 @@ from tiny_qwen3_vl import tiny_qwen3_vl
 
 from engine.batch import Row, RowSampling, SampledToken
 from engine.config import EngineConfig
+from engine.cpu.runner import CpuRunner
 from engine.grammar import Grammars, Wanted
 from engine.kv.cache import KVCache
 from engine.load import load_runner
@@ -99,6 +100,44 @@ def test_what_was_drawn_under_a_wrong_mask_does_not_stand(tiny_model: Path, pare
 
 
 # ---- computing -------------------------------------------------------------------------------------------------------
+
+
+def on_native(folder: Path) -> CpuRunner | None:
+    """A runner whose steps are C++, where the processor has what that takes."""
+    loaded = load_runner(EngineConfig(str(folder), dtype="bfloat16", threads=1, kv_tokens=600, max_running=8))
+    return loaded if isinstance(loaded, CpuRunner) else None
+
+
+@pytest.mark.parametrize("family", ["plain positions", "three axes"])
+def test_native_steps_compute_a_guess_as_if_what_leads_to_it_were_the_text(
+    family: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Not one bit differs, beside chains, and behind a prompt that is computed or that is not (short rows only where
+    torch has the others).
+    """
+    runner = on_native(tiny_model if family == "plain positions" else tiny_qwen3_vl(tmp_path))
+    if runner is None:
+        pytest.skip("no native steps on this processor")
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(1)).int() + 1
+    runner.slot_table[:8, :70] = order[:560].view(8, 70)
+    generator = np.random.default_rng(0)
+    runner.step([Row(7, 0, PROMPT[:10], None, position_delta=DELTA)])
+    for _ in range(10):
+        made, expected = [], []
+        for table_row in range(6):
+            count, num_computed = int(generator.integers(1, 16)), 10
+            if not runner.chunks_by_torch and generator.integers(0, 2):
+                num_computed = 0
+            parents = tuple(int(generator.integers(0, index + 1)) for index in range(count))
+            own = parents if generator.integers(0, 3) else None
+            drafts = generator.integers(30, 34, count).tolist()
+            if num_computed:
+                runner.step([Row(table_row, 0, PROMPT[:num_computed], None, position_delta=DELTA)])
+            made.append(tree_row(table_row, drafts, own, num_computed))
+            for lineage in [(), *lineages(drafts, own)]:
+                alone = Row(7, 10, [PROMPT[10], *lineage], sampling(len(lineage)), position_delta=DELTA)
+                expected.append(runner.logits([alone])[0])
+        assert torch.equal(runner.logits(made), torch.stack(expected))
 
 
 @pytest.fixture(scope="module", params=["plain positions", "three axes"])
