@@ -26,7 +26,7 @@ ASKED = {
     "penguins.jpg": "Write a museum placard for this picture.",
 }
 DRAFTS = 3
-ACCEPTED = 2.3  # tokens a step
+ACCEPTED = 2.6  # tokens a step; 2.85 when this was written
 
 
 @pytest.fixture(autouse=True)
