@@ -16,6 +16,8 @@ import torch
 
 from engine.batch import Runner
 from engine.config import EngineConfig
+from engine.cpu.native import why_not
+from engine.cpu.runner import CpuRunner
 from engine.limits import free_memory, kv_size
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_config
@@ -94,6 +96,7 @@ def load_runner(config: EngineConfig) -> Runner:
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
     size = kv_size(config, config_of.max_positions, token_bytes, free=free_memory(device), is_cpu=device.type == "cpu")
     make: type[TorchRunner] = TorchRunner
+    reason = ""
     if device.type == "cuda":
         from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does
 
@@ -101,7 +104,9 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
-    return make(
+    elif not (reason := why_not(model.config, dtype)):
+        make = CpuRunner
+    runner = make(
         model,
         encoder,
         num_slots=1 + size.kv_tokens,
@@ -110,6 +115,9 @@ def load_runner(config: EngineConfig) -> Runner:
         dtype=dtype,
         device=device,
     )
+    if reason:
+        runner.kernel = f"torch: {reason}"
+    return runner
 
 
 def _device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from engine.scheduler import Growth
 from engine.speculation.controller import Always
 from engine.speculation.replay import Replay
 from engine.speculation.speculator import Mode
+from engine.step_costs import Costs
 from preprocess.wire import (
     Admitted,
     EngineRequest,
@@ -149,6 +150,9 @@ class Driver:
         prefix_cache: bool = True,
         optimistic: bool = False,
         speculation: Mode = "none",
+        costs: Costs | None = None,
+        itl_target_ms: float = 0.0,
+        ttft_target_ms: float = 300.0,
     ) -> None:
         self.runner = runner or FakeRunner()
         self.runner.budget = max_batched_tokens
@@ -163,9 +167,11 @@ class Driver:
             vision_cache_bytes=vision_cache_tokens * FakeRunner.embedding_bytes,
             prefix_cache=prefix_cache,
             speculation=speculation,
+            itl_target_ms=itl_target_ms,
+            ttft_target_ms=ttft_target_ms,
             check=True,
         )
-        self.engine = Engine(config, self.runner, lambda: self.now_s)
+        self.engine = Engine(config, self.runner, lambda: self.now_s, costs)
         if optimistic:
             self.engine.scheduler.growth = Optimist()
         self.told: dict[str, Told] = {}

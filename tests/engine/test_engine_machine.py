@@ -1,5 +1,5 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none.
+with good drafts, bad ones and none, by tokens alone or by time with pictures in slices.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine import scheduler
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
+from tests.engine.cost_table import Table
 from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 
@@ -58,6 +59,9 @@ class EngineMachine(RuleBasedStateMachine):
         make=st.sampled_from([FakeRunner, LateRunner]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        costs=st.sampled_from([None, (0.1, 1.0), (1.0, 4.0), (20.0, 20.0)]),
+        slices=st.sampled_from([1, 2, 5]),
+        ttft_target_ms=st.sampled_from([1.0, 100.0]),
     )
     def build(
         self,
@@ -72,11 +76,15 @@ class EngineMachine(RuleBasedStateMachine):
         make: type[FakeRunner],
         drafts: int,
         accuracy: float,
+        costs: tuple[float, float] | None,
+        slices: int,
+        ttft_target_ms: float,
     ) -> None:
         """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
         self.runner = make(num_slots=num_slots, max_rows=rows)
+        self.runner.slices_of_picture = slices
         self.driver = Driver(
             self.runner,
             max_batched_tokens=budget,
@@ -85,6 +93,8 @@ class EngineMachine(RuleBasedStateMachine):
             vision_cache_tokens=vision_tokens,
             prefix_cache=share,
             optimistic=optimistic,
+            costs=costs and Table(token_s=costs[0] / 1e3, slice_s=costs[1] / 1e3),
+            ttft_target_ms=ttft_target_ms,
         )
         self.script = self.driver.draft(accuracy, drafts)
         self.answers = self.script.answers = {}
