@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 SIDES: Final = {"as they come": 0.0, "by targets": -1.0}
 """`ttft_target_ms` of each; below 0 is the default."""
-CLOSED_ANSWERS: Final = 6
+CLOSED_ANSWERS: Final = 4
 """Of each client in the closed loop."""
 APART: Final = 5
 """Clients of the closed loop begin so many steps one after the other, so that they do not all ask at once."""

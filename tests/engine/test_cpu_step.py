@@ -253,6 +253,43 @@ def test_a_model_folder_runs_on_it(tiny_model: Path, monkeypatch: pytest.MonkeyP
     assert "for lack of a C++ compiler" in str(runner.facts()["kernel"])
 
 
+def test_the_bundled_model_says_what_it_says_in_float32() -> None:
+    """Greedy answers to questions about random pictures, by the same vision embeddings, and how likely they were."""
+    folder = str(Path(__file__).parents[2] / "samples/model")
+    load = {"max_running": 2, "kv_tokens": 2000, "threads": 1}
+    exact, native = (
+        load_runner(EngineConfig(folder, dtype=dtype, **load))  # type: ignore[arg-type]
+        for dtype in ("float32", "bfloat16")
+    )
+    assert isinstance(native, CpuRunner)
+    assert isinstance(exact, TorchRunner)
+    for content in range(8):
+        generator = torch.Generator().manual_seed(content)
+        coarse = torch.rand((1, 3, 4, 4), generator=generator) * 255
+        picture = torch.nn.functional.interpolate(coarse, 256, mode="bicubic").clamp(0, 255).byte().permute(0, 2, 3, 1)
+        embeddings = native.encode([picture])[0]
+        question = torch.randint(10, 6000, (3 + 4 * content,), generator=generator).tolist()
+        prompt = [1, *[3] * len(embeddings), *question]
+        said: list[list[int]] = []
+        likely: list[torch.Tensor] = []
+        for runner in (exact, native):
+            runner.slot_table[0] = torch.arange(1, 1 + runner.max_positions)
+            vision = [VisionRows(1, 0, len(embeddings), embeddings.to(runner.dtype))]
+            logits = [runner.logits([_row(0, 0, prompt, vision=vision)])]
+            ids = said[0] if said else []  # the native step is asked after float32's words
+            for index in range(16):
+                if len(ids) == index:
+                    ids = [*ids, int(logits[-1].argmax())]
+                logits.append(runner.logits([_row(0, len(prompt) + index, [ids[index]])]))
+            said.append(torch.cat(logits[:-1]).argmax(-1).tolist())
+            likely.append(torch.cat(logits).log_softmax(-1))
+        clear = likely[0][:-1].topk(2).values.diff().abs().squeeze(1) > 0.1  # else float32 itself nearly says another
+        assert [a for a, sure in zip(said[0], clear, strict=True) if sure] == [
+            a for a, sure in zip(said[1], clear, strict=True) if sure
+        ]
+        assert (likely[0] - likely[1]).abs().mean() < 0.05
+
+
 _FORKS = """
 import os, torch
 from engine.cpu.runner import CpuRunner
