@@ -8,7 +8,7 @@ nothing is held.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine import scheduler
-from engine import sequence as sequences
+from engine.sequence import Sequence
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.cost_table import Table
 from tests.engine.driving import Driver, picture, request
@@ -25,7 +25,7 @@ from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 CONTEXT = 40
 TEXT = list(range(30))
 Template = tuple[list[int], list[MediaItem]]
-Wish = tuple[Template, int, list[int], int, Sequence[int], int, int]
+Wish = tuple[Template, int, list[int], int, Iterable[int], int, int]
 TEMPLATES: list[Template] = [
     (TEXT, []),
     (TEXT, [picture(1, (3, 5))]),
@@ -45,7 +45,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests: dict[str, EngineRequest] = {}
         self.aborted: set[str] = set()
         self.stopped: dict[str, int] = {}
-        self.out_of_memory: set[str] = set()
+        self.filled: set[str] = set()
+        """Requests that ended because they alone filled the memory."""
         self.num_sent = 0
         self.breaks = 0
 
@@ -107,16 +108,18 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.draft(accuracy, drafts, branches=3 * (shape == "branches")).answers = self.answers
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
-        engine = self.driver.engine
-        end_stuck = engine._end_stuck
+        end_stuck = self.driver.engine._end_stuck
 
-        def note(sequence: sequences.Sequence) -> None:
-            """Own copies of what others have put into the tree count too: nobody knows beforehand who it will be."""
-            assert engine.kv.num_available == 0
-            self.out_of_memory.add(sequence.request_id)
+        def note(sequence: Sequence) -> None:
+            """Alone, and nothing is free: what it computed again after a retraction lies there twice at most."""
+            kv = self.driver.engine.kv
+            assert self.driver.engine.scheduler.running == [sequence]
+            assert not kv.num_available
+            assert 2 * sequence.num_tokens > kv.pool.capacity
+            self.filled.add(sequence.request_id)
             end_stuck(sequence)
 
-        engine._end_stuck = note  # type: ignore[method-assign]
+        self.driver.engine._end_stuck = note  # type: ignore[method-assign]
 
     def maybe_break(self) -> None:
         """Called inside the runner."""
@@ -210,7 +213,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert set(told_all) == set(self.requests)
         for request_id, told in told_all.items():
             ids, reason = reference(self.requests[request_id], max_context=CONTEXT)
-            fills_memory = told.reason == "length" and request_id in self.out_of_memory
+            fills_memory = told.reason == "length" and request_id in self.filled
             assert told.ids == ids[: len(told.ids)]
             assert told.finish is not None
             if told.reason in ("length", "stop") and request_id not in self.stopped and not fills_memory:
