@@ -61,6 +61,13 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
     return config.max_batched_tokens or chosen
 
 
+def is_timed(config: EngineConfig, runner: Runner) -> bool:
+    """Whether steps are bounded by time. Where a runner overlaps (a GPU) only if a target is named: by default its steps
+    are those that docs/performance.md has figures of.
+    """
+    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or not isinstance(runner, OverlappedRunner))
+
+
 class Engine:
     """One model serving many sequences. Invariants: see `check`.
 
