@@ -62,8 +62,8 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
 
 
 def is_timed(config: EngineConfig, runner: Runner) -> bool:
-    """Whether steps are bounded by time. Where a runner overlaps (a GPU) only if a target is named: by default its steps
-    are those that docs/performance.md has figures of.
+    """Whether steps are bounded by time. Where a runner overlaps (a GPU) only if a target is named: by default its
+    steps are those that docs/performance.md has figures of.
     """
     return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or not isinstance(runner, OverlappedRunner))
 
