@@ -4,9 +4,9 @@
     │ one token for each stream│ slices of a picture, chunks of prompts
 
 The target binds while one request waits for its first token, and that for less than `--ttft-target-ms`. From then on
-the room grows with its waiting, and with the square of how many wait: n in a row wait for n² / 2 services. So the queue
-moves under load and little throughput is given away. A step begins one new picture at most. Where nobody decodes it
-takes everything at once.
+the room grows with its waiting, and steeply with how many wait, since then the queue is what costs. So it moves under
+load and little throughput is given away. A step begins one new picture at most. Where nobody decodes it takes
+everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
 same order give the same batches.
@@ -27,6 +27,8 @@ STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
 GROWS: Final = 8
 """By how many times itself the room has grown when a request has waited for twice as long as the target says."""
+CROWDING: Final = 3
+"""Two that wait get so many doublings of the room."""
 NEW_PICTURES: Final = 1
 """A step beside decoding begins no more, whatever the room."""
 LEAST_CHUNK: Final = 16
@@ -147,7 +149,7 @@ class StepBudget:
         target_s = self._itl_target_s or STEADY * decode_s
         left_s = max(target_s - decode_s, 0.0)
         late = (self.now_s - min(arrivals_s)) / self._ttft_target_s - 1.0 if arrivals_s else 0.0
-        growth = max(len(arrivals_s), 1) ** 2 * (1.0 + GROWS * max(late, 0.0))
+        growth = max(len(arrivals_s), 1) ** CROWDING * (1.0 + GROWS * max(late, 0.0))
         if growth > 1.0:
             left_s = max(left_s, (STEADY - 1.0) * decode_s) * growth
         return Room(self.costs, load, target_s, left_s, NEW_PICTURES)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from engine.speculation.acceptance import Rates
+from engine.speculation.branching import Branching, fitting
 from engine.speculation.step_times import StepTimes, row_class
 
 LENGTHS: Final = (1, 3, 7, 15)
@@ -57,7 +58,24 @@ class Lengths(Protocol):
         """Drafts of each row, at most as many as it has and `room` in all."""
         ...
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """Whether to make trees of what was guessed, where `choose` has found chains worth checking."""
+        ...
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """Drafts of each row if trees pay more than chains of these `lengths`, else None.
+
+        `gains`: how probably each guess of a row's tree stands, falling; None where the row has only its chain.
+        """
+        ...
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses."""
         ...
 
@@ -84,7 +102,27 @@ class Always:
             chosen.append(length)
         return chosen
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """Wherever proposals differ."""
+        return True
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        room -= sum(lengths)
+        widths = list(lengths)
+        for index, own in enumerate(gains):
+            if own is not None:
+                widths[index] = min(len(own), self._length, lengths[index] + room)
+                room += lengths[index] - widths[index]
+        return widths
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """Nothing is learnt."""
 
 
@@ -102,6 +140,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.times = StepTimes()
+        self._branching = Branching(self.times, LENGTHS)
         self._looking_s = 0.0
         self._pause = 0
         self._next_pause = 1
@@ -152,7 +191,31 @@ class Controller:
         watch.promise = best_rate * plain_s / rows
         return self._without_waste(rows, candidates, best, plain_s, best_rate)
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """See `Lengths.may_branch`."""
+        return self._branching.may_branch(rows)
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        rows = len(lengths)
+        chains = [
+            candidate.rates.expected(length) if candidate is not None and length else 0.0
+            for candidate, length in zip(candidates, lengths, strict=True)
+        ]
+        chosen, plain_s = self._branching.choose(lengths, chains, gains, room), self.times.plain_s(rows)
+        if chosen is None or plain_s is None:
+            return None
+        widths, rate = chosen
+        self._watches[row_class(rows)].promise = rate * plain_s / rows
+        return widths
+
+    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
         """See `Lengths.stepped`."""
         if elapsed_s <= 0.0:
             return
@@ -165,7 +228,10 @@ class Controller:
                 kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
                 watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
                 watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
-        self.times.add(rows, tokens, elapsed_s)
+        if has_trees:
+            self.times.add_tree(rows, tokens, elapsed_s)
+        else:
+            self.times.add(rows, tokens, elapsed_s)
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""
@@ -173,10 +239,8 @@ class Controller:
         for candidate in candidates:
             if candidate is None or candidate.rates.first < LEAST_RATE:
                 lengths.append(0)
-            elif rows == 1 or candidate.length >= longest:
-                lengths.append(min(candidate.length, longest))
             else:
-                lengths.append(max(length for length in (0, *LENGTHS) if length <= candidate.length))
+                lengths.append(fitting(candidate.length, longest, LENGTHS, rows))
         return lengths
 
     def _without_waste(

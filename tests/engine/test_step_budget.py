@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from engine.config import EngineConfig
+from engine.core import is_timed
 from engine.step_budget import LEAST_CHUNK, StepBudget
 from preprocess.wire import EngineRequest, Pixels
 from tests.engine.cost_table import MS, Table
@@ -187,10 +189,10 @@ def test_from_the_ttft_target_on_room_grows_with_the_waiting() -> None:
     assert budget.open(0, 0, [0.0]).left_s == math.inf
 
 
-def test_room_grows_with_the_square_of_how_many_wait() -> None:
+def test_room_grows_steeply_with_how_many_wait() -> None:
     budget = StepBudget(Table(), 0.0, 0.3)
     rooms = [budget.open(4, 4, [0.0] * count).left_s for count in (1, 2, 3)]
-    assert [round(room / MS, 3) for room in rooms] == [3, 12, 27]
+    assert [round(room / MS, 3) for room in rooms] == [3, 24, 81]
 
 
 def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:
@@ -250,19 +252,19 @@ def test_the_same_requests_in_the_same_order_give_the_same_batches_whatever_the_
 
 @pytest.mark.parametrize("make", [FakeRunner, LateRunner])
 def test_requests_that_wait_for_one_picture_share_its_encoding(make: Callable[[], FakeRunner]) -> None:
-    driver = timed(runner=make())
+    driver = timed(runner=make(), slices=60)
     streaming(driver)
     wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
     driver.submit(*wanted)
     driver.finish()
-    assert sum(driver.runner.sliced) == 12
+    assert sum(driver.runner.sliced) == 60
     for one in wanted:
         assert driver.told[one.request_id].ids == reference(one)[0]
 
 
 @pytest.mark.parametrize("way", ["abort", "stop", "retract"])
 def test_who_shares_a_picture_goes_on_with_it_when_the_other_ends(way: str) -> None:
-    driver = timed(slices=100)
+    driver = timed(slices=200)
     streaming(driver)
     wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
     driver.submit(*wanted)
@@ -280,7 +282,7 @@ def test_who_shares_a_picture_goes_on_with_it_when_the_other_ends(way: str) -> N
     driver.step()
     assert driver.engine.stats().encoding_bytes == 100
     driver.finish()
-    assert sum(driver.runner.sliced) == 100
+    assert sum(driver.runner.sliced) == 200
     assert driver.told["b"].ids == reference(wanted[1])[0]
 
 
@@ -349,7 +351,7 @@ def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nob
 
 
 def test_only_one_picture_is_under_way_at_a_time() -> None:
-    driver = timed(slices=100)
+    driver = timed(slices=400)
     streaming(driver)
     driver.submit(*(seeing(f"p{index}", index) for index in range(4)))
     most = 0
@@ -357,7 +359,7 @@ def test_only_one_picture_is_under_way_at_a_time() -> None:
         driver.step()
         most = max(most, driver.engine.stats().encoding_bytes)
     assert most == 100
-    assert sum(driver.runner.sliced) == 400
+    assert sum(driver.runner.sliced) + 400 * sum(driver.runner.encoded) == 1600
     driver.finish()
 
 
@@ -397,3 +399,11 @@ def test_requests_answer_the_same_with_and_without_a_target() -> None:
         return {name: told.ids for name, told in driver.finish().items()}
 
     assert answers(Table(), 12) == answers(Table(slice_s=30 * MS), 1) == answers(Table(token_s=9 * MS), 5)
+
+
+def test_where_a_device_works_by_itself_only_a_named_target_binds() -> None:
+    config, named = EngineConfig(model=""), EngineConfig(model="", itl_target_ms=5.0)
+    assert is_timed(config, FakeRunner())
+    assert not is_timed(config, LateRunner())
+    assert is_timed(named, LateRunner())
+    assert not is_timed(EngineConfig(model="", itl_target_ms=5.0, ttft_target_ms=0.0), FakeRunner())
