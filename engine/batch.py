@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from engine.speculation.drafter import Drafter
     from preprocess.wire import SamplingParams, TokenLogprobs
 
 
@@ -106,6 +107,7 @@ class Runner(Protocol):
         slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
         embedding_bytes: Bytes of one vision token's embedding.
         max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
+        drafter: A model that guesses, loaded beside this one; its entries share the slots.
     """
 
     num_slots: int
@@ -115,6 +117,7 @@ class Runner(Protocol):
     slot_table: torch.Tensor
     embedding_bytes: int
     max_drafts: int
+    drafter: Drafter | None
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Vision embeddings of items: each uint8 (tiles or frames, height, width, 3) → as in `VisionRows`."""

@@ -70,7 +70,9 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
-        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
+        self.speculator = Speculator(
+            config.speculation, runner.max_drafts, runner.vocab_size, self.kv, runner.drafter, clock
+        )
         self.scheduler = Scheduler(
             self.kv,
             self.vision,

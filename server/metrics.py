@@ -40,10 +40,17 @@ _DRAFT_TOTALS: Final = (
     ("vllm:spec_decode_num_draft_tokens", "Tokens guessed ahead and checked, by who guessed them.", "drafted"),
     ("vllm:spec_decode_num_accepted_tokens", "Tokens guessed ahead rightly, by who guessed them.", "accepted"),
 )
-_SOURCES: Final = ("ngram", "echo", "grammar", "habit")
+_SOURCES: Final = ("ngram", "echo", "grammar", "habit", "draft-model", "head")
+
+
+def _field(total: str, source: str) -> str:
+    """The field of EngineStats for one source."""
+    return f"{total}_{source.replace('-', '_')}"
+
+
 _FIELDS: Final = (
     *(field for _, _, field in _ENGINE_TOTALS),
-    *(f"{field}_{source}" for _, _, field in _DRAFT_TOTALS for source in _SOURCES),
+    *(_field(field, source) for _, _, field in _DRAFT_TOTALS for source in _SOURCES),
 )
 
 
@@ -197,7 +204,7 @@ class _ServiceCollector(Collector):
         for name, text, field in _DRAFT_TOTALS:
             family = CounterMetricFamily(name, text, labels=[*self._names, "source"])
             for source in _SOURCES:
-                family.add_metric([*self._values, source], totals[f"{field}_{source}"])
+                family.add_metric([*self._values, source], totals[_field(field, source)])
             yield family
         restarts = CounterMetricFamily(
             "beholder_child_deaths",

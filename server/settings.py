@@ -228,13 +228,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
     speculation: Annotated[
-        Literal["auto", "none", "ngram", "echo", "grammar", "habit"],
+        Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"],
         Option(
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
-            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit); auto: all, where it "
-            "pays, and on a GPU none yet. No guess changes an answer."
+            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit), a smaller model "
+            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays, and on a GPU "
+            "none yet. No guess changes an answer."
         ),
     ] = "auto"
+    draft_model: Annotated[
+        str,
+        Option(
+            "A smaller model of the same vocabulary that guesses tokens ahead: a folder, or a name on the Hugging Face "
+            "hub. Empty: none."
+        ),
+    ] = ""
+    draft_head: Annotated[
+        str,
+        Option(
+            "A head in the layout of EAGLE-3, trained for the model, that guesses tokens ahead: a folder, or a name on "
+            "the Hugging Face hub. Empty: the folder 'head' in the model's, if there is one."
+        ),
+    ] = ""
 
     # -- live streams
     stream_max_sessions: Annotated[
@@ -368,6 +383,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.api_key and not all("!" <= character <= "~" for character in self.api_key):
             raise SettingsError("--api-key: expected printable ASCII characters without spaces")
+        self._check_drafters()
+
+    def _check_drafters(self) -> None:
+        if self.draft_model and self.draft_head:
+            raise SettingsError("--draft-model and --draft-head: expected one of them")
+        if self.speculation == "draft-model" and not self.draft_model:
+            raise SettingsError("--speculation draft-model: name the model with --draft-model")
+        for flag, given, mode in (
+            ("--draft-model", self.draft_model, "draft-model"),
+            ("--draft-head", self.draft_head, "head"),
+        ):
+            if given and self.speculation not in ("auto", mode):
+                raise SettingsError(
+                    f"{flag}: with --speculation {self.speculation} it would never guess; expected auto or {mode}"
+                )
 
     @property
     def max_body_bytes(self) -> int:
@@ -436,6 +466,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             largest=self.largest_picture,
             prefix_cache=self.prefix_cache,
             speculation=self.speculation,
+            draft_model=self.draft_model,
+            draft_head=self.draft_head,
         )
 
     def preprocess_config(self) -> PreprocessConfig:
@@ -460,7 +492,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def resolve_model(self) -> Settings:
-        """The same settings with `model` a folder that exists, `served_model_name` filled and `presets` absolute.
+        """The same settings with `model` and what guesses for it folders that exist, `served_model_name` filled and
+        `presets` absolute.
 
         A hub name is downloaded (weights as safetensors, tokenizer, configuration; never code or pickles).
 
@@ -468,12 +501,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             SettingsError: No such folder, no such model, or no way to reach the hub: one line that says so.
         """
         names = self.served_model_name or (default_model_name(self.model),)
-        try:
-            folder = model_folder(self.model)
-        except ModelSourceError as error:
-            raise SettingsError(f"--model: {error}") from None
         presets = str(Path(self.presets).absolute()) if self.presets else ""  # children may stand elsewhere
-        return msgspec.structs.replace(self, model=str(folder), served_model_name=names, presets=presets)
+        return msgspec.structs.replace(
+            self,
+            model=_folder("--model", self.model),
+            draft_model=_folder("--draft-model", self.draft_model) if self.draft_model else "",
+            draft_head=_folder("--draft-head", self.draft_head) if self.draft_head else "",
+            served_model_name=names,
+            presets=presets,
+        )
+
+
+def _folder(flag: str, model: str) -> str:
+    """Of a model that an option names, downloaded where that is needed."""
+    try:
+        return str(model_folder(model))
+    except ModelSourceError as error:
+        raise SettingsError(f"{flag}: {error}") from None
 
 
 def flag_name(name: str) -> str:
@@ -539,6 +583,9 @@ OFFLINE_OPTIONS: Final = (
     "kv_tokens",
     "vision_cache_mb",
     "prefix_cache",
+    "speculation",
+    "draft_model",
+    "draft_head",
 )
 
 _TRUE: Final = ("1", "true", "yes", "on")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.batch import Row, SampledToken
+from engine.speculation.drafter import Drafter
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
 from tests.engine.late_results import LateFlight, LateResults
 
@@ -55,6 +56,7 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
     max_drafts = 15
+    drafter: Drafter | None = None
 
     def __init__(
         self, *, num_slots: int = 513, max_rows: int = 8, max_positions: int = MAX_POSITIONS, budget: int = 10**9
