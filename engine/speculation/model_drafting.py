@@ -204,15 +204,16 @@ def _padded(vision: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
 
 
 def _take(guesses: _Guesses, token_id: int) -> None:
-    """One guess more, and whether anything can follow it."""
+    """The next guess, unless it ends the answer: nobody needs to know what would follow, so it need not be checked."""
     sequence = guesses.sequence
     params = sequence.request.sampling
-    guesses.token_ids.append(token_id)
-    num_output = len(sequence.output_ids) + len(guesses.token_ids)
-    guesses.is_over = token_id in params.stop_token_ids and num_output >= params.min_tokens
+    output_index = len(sequence.output_ids) + len(guesses.token_ids)
+    guesses.is_over = token_id in params.stop_token_ids and output_index >= params.min_tokens
     if guesses.ahead is not None and not guesses.is_over:
         guesses.ahead.advance(token_id)
         guesses.is_over = guesses.ahead.is_over
+    if not guesses.is_over:
+        guesses.token_ids.append(token_id)
 
 
 def _sampling(guesses: _Guesses) -> RowSampling:

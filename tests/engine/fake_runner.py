@@ -158,8 +158,12 @@ def load(pixels: Pixels) -> torch.Tensor:
     return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).reshape(pixels.shape)
 
 
-def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tuple[list[int], str]:
-    """Output ids and finish reason of a request alone: one position at a time, no slots, no cache."""
+def reference(
+    request: EngineRequest, *, max_context: int = MAX_POSITIONS, answers: dict[int, int] | None = None
+) -> tuple[list[int], str]:
+    """Output ids and finish reason of a request alone: one position at a time, no slots, no cache. `answers` gets the
+    token that follows each text, by the text's hash.
+    """
     contents: list[int] = np.frombuffer(request.prompt_ids, dtype="<i8").tolist()
     for item in request.media:
         marks = iter(embed(load(item.pixels)).tolist())
@@ -177,6 +181,8 @@ def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tu
             continue
         is_early = len(outputs) < params.min_tokens
         token = draw(history, params, len(outputs), params.stop_token_ids if is_early else ())
+        if answers is not None:
+            answers[history] = token
         outputs.append(token)
         contents.append(token)
         if token in params.stop_token_ids and not is_early:

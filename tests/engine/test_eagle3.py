@@ -205,7 +205,7 @@ def test_tables_of_ids_are_checked(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="d2t leads to ids outside vocab_size"):
         load(folder, draft_head=str(head))
     save_file({**tensors, "d2t": tensors["d2t"].float()}, head / "model.safetensors")
-    with pytest.raises(ModelError, match="d2t is torch.float32, expected whole numbers"):
+    with pytest.raises(ModelError, match=r"d2t is torch\.float32, expected whole numbers"):
         load(folder, draft_head=str(head))
     save_file({name: tensor for name, tensor in tensors.items() if name != "d2t"}, head / "model.safetensors")
     with pytest.raises(ModelError, match="d2t is missing"):

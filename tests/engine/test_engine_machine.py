@@ -1,5 +1,5 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none.
+with good drafts, bad ones and none, by scripts and by models that keep entries of their own.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine import scheduler
+from engine.speculation import model_drafting
+from engine.speculation.drafting import Kind
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
@@ -51,13 +53,16 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 8, 32]),
         rows=st.integers(1, 5),
         vision_tokens=st.integers(9, 40),
-        share=st.booleans(),
+        shares_prefixes=st.booleans(),
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
         three_axes=st.booleans(),
         make=st.sampled_from([FakeRunner, LateRunner]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        kind=st.sampled_from([Kind.REPLAY, Kind.DRAFT_MODEL, Kind.HEAD]),
+        most_late=st.sampled_from([1, 5, 1000]),
+        share=st.sampled_from([0.3, 1.0]),
     )
     def build(
         self,
@@ -65,13 +70,16 @@ class EngineMachine(RuleBasedStateMachine):
         budget: int,
         rows: int,
         vision_tokens: int,
-        share: bool,
+        shares_prefixes: bool,
         optimistic: bool,
         min_shared: int,
         three_axes: bool,
         make: type[FakeRunner],
         drafts: int,
         accuracy: float,
+        kind: Kind,
+        most_late: int,
+        share: float,
     ) -> None:
         """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
@@ -83,11 +91,17 @@ class EngineMachine(RuleBasedStateMachine):
             max_context=CONTEXT,
             max_waiting=6,
             vision_cache_tokens=vision_tokens,
-            prefix_cache=share,
+            prefix_cache=shares_prefixes,
             optimistic=optimistic,
         )
-        self.script = self.driver.draft(accuracy, drafts)
-        self.answers = self.script.answers = {}
+        self.patch.setattr(model_drafting, "MOST_LATE", most_late)
+        self.answers: dict[str, list[int]] = {}
+        self.followed: dict[int, int] = {}
+        if kind is Kind.REPLAY:
+            self.driver.draft(accuracy, drafts).answers = self.answers
+        else:
+            drafter = self.driver.draft_with(kind, accuracy, drafts, share=share)
+            drafter.answers = self.followed
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
@@ -131,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.engine.check()
             if isinstance(answer, Admitted):
                 self.requests[wanted.request_id] = wanted
-                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT)[0]
+                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT, answers=self.followed)[0]
             else:
                 assert isinstance(answer, Rejected)
                 assert answer.status in (400, 429)
