@@ -79,6 +79,10 @@ class Lengths(Protocol):
         """A model has guessed. See `DraftTimes.add`."""
         ...
 
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """A step computed so many tokens of prompts and nothing else."""
+        ...
+
     def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0) -> None:
         """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses, for which a model had
         taken `drafting_s` before.
@@ -134,6 +138,9 @@ class Always:
         return chosen
 
     def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """Nothing is learnt."""
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
         """Nothing is learnt."""
 
     def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0) -> None:
@@ -237,6 +244,11 @@ class Controller:
         """See `Lengths.guessed`."""
         if self.models is not None:
             self.models.drafts.add(rows, late, num_forwards, first_s, others_s)
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """See `Lengths.prompts`."""
+        if self.models is not None:
+            self.models.drafts.add_prompt(tokens, elapsed_s)
 
     def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0) -> None:
         """See `Lengths.stepped`."""

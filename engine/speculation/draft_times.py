@@ -9,8 +9,6 @@ from engine.speculation.step_times import SAMPLES, row_class
 
 FEW: Final = 16
 """So many tokens a sequence that the model has yet to compute cost about as much as one."""
-LATE_TOKEN: Final = 0.1
-"""Before it is measured, a token of a prompt is taken to cost this part of a forward of one sequence."""
 
 
 class DraftTimes:
@@ -24,6 +22,11 @@ class DraftTimes:
         self._cost = cost
         self._forwards: dict[int, deque[float]] = {}
         self._late: deque[float] = deque(maxlen=SAMPLES)
+        self._prompts: deque[float] = deque(maxlen=SAMPLES)
+
+    def add_prompt(self, tokens: int, elapsed_s: float) -> None:
+        """A step of the target computed so many tokens of prompts and nothing else."""
+        self._prompts.append(elapsed_s / tokens)
 
     def add(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
         """`rows` sequences guessed in `num_forwards` forwards, of which the first had `late` tokens more than rows."""
@@ -47,9 +50,12 @@ class DraftTimes:
         return _median(own) if own else self._cost * plain_s
 
     def late_s(self, late: int, plain_s: float, rows: int) -> float:
-        """What it costs to compute so many tokens more, where a plain step of `rows` sequences takes `plain_s`."""
-        each = _median(self._late) if self._late else LATE_TOKEN * self._cost * plain_s / rows
-        return late * each
+        """What it costs to compute so many tokens more, where a plain step of `rows` sequences takes `plain_s`. Before
+        it is measured: by what prompts cost the target, or else as if each were a sequence's.
+        """
+        if self._late:
+            return late * _median(self._late)
+        return late * self._cost * (_median(self._prompts) if self._prompts else plain_s / rows)
 
 
 def _median(values: deque[float]) -> float:

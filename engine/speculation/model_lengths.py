@@ -34,6 +34,8 @@ ROUNDS: Final = 16
 FIRST_REST: Final = 32
 LONGEST_REST: Final = 2048
 """A model that does not promise enough is tried after so many steps, twice as many each time."""
+TRIAL: Final = 2
+"""Then it guesses so many tokens."""
 LEARNING: Final = 0.1
 LEAST_TRUST: Final = 0.5
 FORGIVING: Final = 1 / 512
@@ -70,6 +72,7 @@ class ModelLengths:
         self._trust = 1.0
         self._rest = 0
         self._next_rest = FIRST_REST
+        self._num_tried = 0  # rows of a trial that runs
 
     def may_ask(self, rows: int, rates: Rates) -> bool:
         """Whether to look at what a model could guess before the next step, where its guesses are right with `rates`.
@@ -125,6 +128,7 @@ class ModelLengths:
             if rate > best_rate:
                 best, best_rate, best_s = picked, rate, base_s + cost_s
         self._is_drafting = best is not none
+        self._num_tried = 0
         if self._is_drafting:
             self._next_rest = FIRST_REST
             self._rest = FIRST_REST
@@ -151,9 +155,12 @@ class ModelLengths:
             if self._expected_s:
                 total_s = min(total_s, SURPRISE * self._expected_s)
             credit += (rows + gained) / rows * plain_s - total_s
-            kept = (rows + gained) / rows * plain_s / total_s / self._promise
-            self._trust += LEARNING * (min(kept, 2.0) - self._trust)
-            self._trust = min(max(self._trust, LEAST_TRUST), 1.0)
+            if not self._num_tried:
+                kept = (rows + gained) / rows * plain_s / total_s / self._promise
+                self._trust += LEARNING * (min(kept, 2.0) - self._trust)
+                self._trust = min(max(self._trust, LEAST_TRUST), 1.0)
+            elif gained >= self._num_tried:
+                self._rest = self._next_rest = FIRST_REST
         else:
             self._trust += FORGIVING * (1.0 - self._trust)
         self._credit = min(credit, most)
@@ -204,14 +211,11 @@ class ModelLengths:
         models: Ordered[ModelCandidate | None],
         room: int,
     ) -> tuple[list[int], float]:
-        """One guess for the row whose text the model knows best, to see whether it has become good."""
-        known = [(model.late, index) for index, model in enumerate(models) if model is not None and not lengths[index]]
-        if not known:
-            return [0] * len(models), 0.0
-        only = min(known)[1]
-        single = [model if index == only else None for index, model in enumerate(models)]
-        picked, cost_s, _ = self._affordable(rows, plain_s, base_s, free, lengths, single, room, 1)
+        """A few guesses for rows in which nothing else is checked, to see whether the model has become good."""
+        idle = [None if length else model for model, length in zip(models, lengths, strict=True)]
+        picked, cost_s, _ = self._affordable(rows, plain_s, base_s, free, lengths, idle, room, TRIAL)
         if any(picked):
+            self._num_tried = sum(length > 0 for length in picked)
             self._rest = self._next_rest
             self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         return picked, base_s + cost_s

@@ -180,6 +180,8 @@ class Speculator:
         tokens = sum(chunk.count for chunk in decoding)
         if not plan.encodings and len(decoding) == len(plan.chunks):
             self.controller.stepped(len(decoding), tokens, gained, elapsed_s - drafting_s, drafting_s)
+        elif not decoding:
+            self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0:
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
 
