@@ -32,6 +32,7 @@ from engine.kv.cache import KVCache
 from engine.outputs import Outputs
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
+from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.speculator import Speculator
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
@@ -70,9 +71,8 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
-        self.speculator = Speculator(
-            config.speculation, runner.max_drafts, runner.vocab_size, self.kv, runner.drafter, clock
-        )
+        model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
+        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size, model)
         self.scheduler = Scheduler(
             self.kv,
             self.vision,

@@ -64,6 +64,7 @@ class ModelDrafting:
 
     Attributes:
         kind: What its guesses are called.
+        cost: See `Drafter.cost`.
         is_broken: A forward of the drafter has raised; it is not asked again.
         took: Of the last call of `draft`: sequences, tokens beyond one each in the first forward, forwards, seconds of
             the first and of the others. None where it did nothing.
@@ -71,6 +72,7 @@ class ModelDrafting:
 
     def __init__(self, drafter: Drafter, kv: KVCache, vocab_size: int, clock: Callable[[], float]) -> None:
         self.kind = drafter.kind
+        self.cost = drafter.cost
         self.is_broken = False
         self.took: tuple[int, int, int, float, float] | None = None
         self._drafter = drafter
@@ -107,6 +109,12 @@ class ModelDrafting:
             return [[] for _ in wanted]
         self._drafted = {guesses.sequence.serial: guesses for guesses in everybody}
         return [guesses.token_ids for guesses in everybody]
+
+    def give_back(self, sequence: Sequence, count: int) -> None:
+        """The last slots of a sequence were meant for guesses that were not made."""
+        if count:
+            assert sequence.hold is not None
+            self._kv.shrink(sequence.hold, sequence.hold.num_slots - count)
 
     def verified(self, sequence: Sequence, num_accepted: int) -> None:
         """So many of the guesses stand: entries that were made of them while guessing are those of the text."""

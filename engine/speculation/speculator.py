@@ -24,10 +24,8 @@ from engine.speculation.ngram import NGrams
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
-    from engine.kv.cache import KVCache
     from engine.scheduler import Plan
     from engine.sequence import Sequence
-    from engine.speculation.drafter import Drafter
 
 Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"]
 SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced, "habit": Habit}
@@ -51,32 +49,20 @@ class Speculator:
         mode: Which sources guess.
         max_drafts: Most that the runner checks in a row; with 0 nobody guesses.
         vocab_size: Guesses are below it.
-        kv: The cache that a drafter shares.
-        drafter: A draft model or head, if there is one.
-        clock: Seconds; what a drafter takes is measured by it.
+        model: A draft model or head, if there is one.
     """
 
-    def __init__(
-        self,
-        mode: Mode,
-        max_drafts: int,
-        vocab_size: int,
-        kv: KVCache,
-        drafter: Drafter | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, mode: Mode, max_drafts: int, vocab_size: int, model: ModelDrafting | None = None) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
         self.sources: list[Source] = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
-        self.model: ModelDrafting | None = None
-        if drafter is not None and max_drafts and mode in ("auto", drafter.kind.source):
-            self.model = ModelDrafting(drafter, kv, vocab_size, clock)
-        self.controller: Lengths = Controller(None if drafter is None or self.model is None else drafter.cost)
+        is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
+        self.model = model if is_asked else None
+        self.controller: Lengths = Controller(None if self.model is None else self.model.cost)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
-        self._kv = kv
         self._gained = 0
         self._drafting_s = 0.0
         self._rest = 0
@@ -136,7 +122,6 @@ class Speculator:
         for index, token_ids in zip(asked, guessed, strict=True):
             sequence = sequences[index]
             assert sequence.drafting is not None
-            assert sequence.hold is not None
             proposal = Proposal(self.model.kind, token_ids) if token_ids else None
             if proposal is not None:
                 proposal = self._allowed(sequence, proposal)
@@ -144,8 +129,7 @@ class Speculator:
                 sequence.drafting.proposed.append(proposal)
             sequence.drafting.chosen = proposal
             complete[index] = () if proposal is None else tuple(proposal.token_ids)
-            missing = len(drafts[index]) - len(complete[index])
-            self._kv.shrink(sequence.hold, sequence.hold.num_slots - missing)
+            self.model.give_back(sequence, len(drafts[index]) - len(complete[index]))
         return complete
 
     def verified(

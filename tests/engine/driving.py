@@ -15,6 +15,7 @@ from engine.core import Engine
 from engine.scheduler import Growth
 from engine.speculation.controller import Always, Candidate
 from engine.speculation.drafting import Kind
+from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.replay import Replay
 from engine.speculation.speculator import Mode, Speculator
@@ -208,7 +209,8 @@ class Driver:
         """As `draft`, but a model guesses: at most `length` tokens, for this share of the rows."""
         drafter = self.runner.drafter = FakeDrafter(self.runner, kind, accuracy, seed)
         engine = self.engine
-        engine.speculator = Speculator("auto", self.runner.max_drafts, VOCAB_SIZE, engine.kv, drafter)
+        model = ModelDrafting(drafter, engine.kv, VOCAB_SIZE, lambda: self.now_s)
+        engine.speculator = Speculator("auto", self.runner.max_drafts, VOCAB_SIZE, model)
         engine.speculator.sources = []
         engine.speculator.controller = Sometimes(length, seed, share)
         engine.scheduler.speculator = engine.speculator
