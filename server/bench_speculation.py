@@ -15,7 +15,8 @@ times are processor time of that thread, since shared machines are noisy; otherw
     slow       the scene drifts, and now and then is another
     cuts       another scene each time
 
-    beholder bench --speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER] [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
+    beholder bench --speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER]
+                                 [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
 """
 
 from __future__ import annotations
