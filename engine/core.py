@@ -158,7 +158,7 @@ class Engine:
         start_s = self._clock()
         plan = self.scheduler.schedule(start_s)
         if plan.stuck is not None:
-            self._fail(plan.stuck, _memory_error(plan.stuck, self.kv.pool.capacity), keep=True)
+            self._end_stuck(plan.stuck)
         if plan.chunks:
             self._num_steps += 1
             self._compute(plan, start_s)
@@ -360,6 +360,13 @@ class Engine:
             self.speculator.ended(sequence)
             self._end(sequence, "stop")
 
+    def _end_stuck(self, sequence: Sequence) -> None:
+        """End a request that alone needs more memory than there is: what it has said is its answer."""
+        if sequence.output_ids:
+            self._end(sequence, "length")
+        else:
+            self._fail(sequence, _memory_error(sequence, self.kv.pool.capacity), keep=True)
+
     def _watch(self, plan: Plan) -> None:
         """Fail the request at the head when steps with work compute nothing."""
         if plan.chunks or plan.stuck is not None or not self._sequences:
@@ -401,8 +408,7 @@ def _engine_error(what: str) -> ServiceError:
 def _memory_error(sequence: Sequence, capacity: int) -> ServiceError:
     return ServiceError(
         f"The server's memory holds {capacity} tokens, and this request alone needs more: "
-        f"{sequence.num_prompt_tokens} of prompt and {len(sequence.output_ids)} of answer so far. "
-        "Ask for a shorter answer.",
+        f"{sequence.num_prompt_tokens} of prompt alone. Send fewer or smaller pictures, or less text.",
         status=500,
         code="kv_exhausted",
     )

@@ -28,7 +28,7 @@ from preprocess.errors import BeholderError, ClientError
 from preprocess.families import load_family
 from preprocess.grammar import LIMITS
 from preprocess.model_folder import ModelFolder
-from preprocess.text import load_tokenizer
+from preprocess.tokenizer import load_tokenizer
 
 Words = NDArray[np.int32]
 

@@ -19,7 +19,7 @@ from engine.speculation.torch_drafters import DraftModel, Head, Pools, entry_byt
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.errors import ModelError
 from preprocess.model_folder import ModelFolder
-from preprocess.text import load_tokenizer
+from preprocess.tokenizer import load_tokenizer
 
 BUNDLED_HEAD: Final = "head"
 """Folder of a head inside its model's."""

@@ -40,8 +40,8 @@ class Animation:
             num_frames = self._count(image)
             if num_frames > _MAX_FRAMES or num_frames * image.width * image.height > _MAX_DECODED_PIXELS:
                 raise ClientError(
-                    f"the animation has {num_frames:,} frames of {image.width:,} × {image.height:,} pixels, which are "
-                    "too many to be decoded; send it as a video",
+                    f"The animation has {num_frames:,} frames of {image.width:,} × {image.height:,} pixels, which are "
+                    "too many to be decoded; send it as a video.",
                     code="video_too_long",
                     status=413,
                 )
@@ -101,6 +101,6 @@ class Animation:
 
     def _unreadable(self) -> ClientError:
         return ClientError(
-            f"the {self._format.name} animation is damaged or cut off; save it again with another program",
+            f"The {self._format.name} animation is damaged or cut off; save it again with another program.",
             code="video_undecodable",
         )

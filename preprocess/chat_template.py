@@ -64,7 +64,7 @@ class ChatTemplate:
             ) from error
         except Exception as error:  # a template is somebody's program: it may raise anything
             raise ServiceError(
-                "the model's chat template failed on these messages", code="chat_template_failed", status=500
+                "The model's chat template failed on these messages.", code="chat_template_failed", status=500
             ) from error
 
 

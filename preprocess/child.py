@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import zmq
 
-from preprocess.wire import Role
+from preprocess.wire import ChildState, Role
 
 PR_SET_PDEATHSIG = 1
 BEAT_EVERY_S = 1.0
@@ -52,12 +53,13 @@ class Boot(msgspec.Struct, frozen=True):
 
 class Status(msgspec.Struct, frozen=True):
     """A child's word to the launcher: ``"ready"``, then ``"alive"`` again and again, or ``"failed"`` with a sentence
-    for the person who started it.
+    for the person who started it. The server's besides: it ``"uses"`` another `child` from now on.
     """
 
-    state: Literal["ready", "alive", "failed"]
+    state: Literal["ready", "alive", "failed", "uses"]
     message: str = ""
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
+    child: ChildState | None = None
 
 
 class Child:
@@ -67,6 +69,7 @@ class Child:
         self.boot = boot
         self.context = zmq.Context()
         self._beat_at_s = 0.0
+        self._unsaid: deque[Status] = deque()
 
     @classmethod
     def from_stdin(cls) -> Child:
@@ -74,7 +77,8 @@ class Child:
         line = sys.stdin.buffer.readline()
         boot = msgspec.json.decode(line, type=Boot)
         _die_with_parent(boot.launcher_pid)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGQUIT):  # a terminal's keys reach all processes: the launcher answers
+            signal.signal(number, signal.SIG_IGN)
         return cls(boot)
 
     def config(self, kind: type[T]) -> T:
@@ -96,20 +100,30 @@ class Child:
         """Tell the launcher that this process takes work; `facts` go into its start-up table."""
         self._report(Status("ready", facts=dict(facts)))
 
+    def uses(self, other: ChildState) -> None:
+        """Tell the launcher that this process, the server, gives work to another one from now on."""
+        self._report(Status("uses", child=other))
+
     def beat(self) -> None:
         """Tell the launcher that this process gets on with its work. Main loops call it at every turn."""
         now = time.monotonic()
         if now >= self._beat_at_s:
             self._beat_at_s = now + BEAT_EVERY_S
-            with contextlib.suppress(BlockingIOError):  # the launcher reads late: it has enough of them
+            if self._unsaid:
+                self._say_unsaid()  # as good a sign of life
+            else:
                 self._report(Status("alive"))
 
     def receive(self, socket: zmq.Socket[bytes]) -> bytes:
         """The next message, however long it takes; meanwhile this process is known to be alive."""
+        return self.receive_frames(socket)[0]
+
+    def receive_frames(self, socket: zmq.Socket[bytes]) -> list[bytes]:
+        """The same, of messages that have several frames."""
         self.beat()
         while not socket.poll(round(BEAT_EVERY_S * 1e3)):
             self.beat()
-        return socket.recv()
+        return socket.recv_multipart()
 
     def fail(self, message: str) -> NoReturn:
         """Tell the launcher that this process cannot start as configured, and end."""
@@ -130,7 +144,15 @@ class Child:
         )
 
     def _report(self, status: Status) -> None:
-        os.write(self.boot.status_fd, msgspec.json.encode(status) + b"\n")
+        self._unsaid.append(status)
+        self._say_unsaid()
+
+    def _say_unsaid(self) -> None:
+        """Write what fits into the pipe. The rest waits for the next beat: nobody waits for a launcher that is slow."""
+        with contextlib.suppress(BlockingIOError):
+            while self._unsaid:
+                os.write(self.boot.status_fd, msgspec.json.encode(self._unsaid[0]) + b"\n")
+                self._unsaid.popleft()
 
 
 def push_socket(context: zmq.Context[Any], folder: str, name: str) -> zmq.Socket[bytes]:

@@ -51,7 +51,7 @@ def _lab_to_rgb(image: Image.Image) -> Image.Image:
         image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
     )
     if converted is None:
-        raise ClientError("the picture's Lab colours cannot be converted; send it as RGB", code="image_undecodable")
+        raise ClientError("The picture's Lab colours cannot be converted; send it as RGB.", code="image_undecodable")
     return converted
 
 

@@ -30,19 +30,19 @@ def decode_data_url(url: str, max_bytes: int, what: Literal["picture", "clip"] =
         scheme = url.split(":", 1)[0][:16] if ":" in url[:17] else ""
         if scheme.lower() in ("http", "https"):
             raise ClientError(
-                f"{scheme.lower()} addresses of {what}s are not fetched; send the {what} itself in a data: URL",
+                f"{scheme.lower()} addresses of {what}s are not fetched; send the {what} itself in a data: URL.",
                 code="remote_image_refused",
             )
-        raise ClientError(f"the {what}'s address is not a data: URL; {expected}", code="invalid_data_url")
+        raise ClientError(f"The {what}'s address is not a data: URL; {expected}.", code="invalid_data_url")
     comma = url.find(",", 0, 1024)
     if comma < 0:
-        raise ClientError(f"the data: URL has no comma; {expected}", code="invalid_data_url")
+        raise ClientError(f"The data: URL has no comma; {expected}.", code="invalid_data_url")
     is_base64 = url[5:comma].lower().rstrip().endswith(";base64") or url[5:comma].lower() == "base64"
     try:
         payload = url[comma + 1 :].encode("ascii")
     except UnicodeEncodeError as error:
         raise ClientError(
-            f"the data: URL holds characters that are neither base64 nor percent-encoded; {expected}",
+            f"The data: URL holds characters that are neither base64 nor percent-encoded; {expected}.",
             code="invalid_data_url",
         ) from error
     if not is_base64:
@@ -55,7 +55,7 @@ def decode_data_url(url: str, max_bytes: int, what: Literal["picture", "clip"] =
 def too_large(size: int, max_bytes: int, what: str = "picture") -> ClientError:
     """The error for too many encoded bytes."""
     code = "image_too_large" if what == "picture" else "video_too_large"
-    return ClientError(f"the {what} has {size:,} bytes; at most {max_bytes:,} are accepted", code=code, status=413)
+    return ClientError(f"The {what} has {size:,} bytes; at most {max_bytes:,} are accepted.", code=code, status=413)
 
 
 def _checked(data: bytes, max_bytes: int, what: str) -> bytes:
@@ -75,4 +75,4 @@ def _decode_base64(payload: bytes) -> bytes:
     try:
         return binascii.a2b_base64(payload + b"=" * (-len(payload) % 4), strict_mode=True)
     except binascii.Error as error:
-        raise ClientError("the data: URL's base64 is damaged or cut off", code="invalid_data_url") from error
+        raise ClientError("The data: URL's base64 is damaged or cut off.", code="invalid_data_url") from error

@@ -58,7 +58,7 @@ def branches_of(
             node.ends.add(option)
             if len(node.ends) > 1:
                 raise ClientError(
-                    f"questions[{question}] has two answers that are spelled alike; expected answers that differ.",
+                    f"`questions[{question}]` has two answers that are spelled alike; expected answers that differ.",
                     code="invalid_value",
                     param=f"questions[{question}]",
                 )

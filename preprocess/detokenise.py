@@ -16,8 +16,8 @@ import msgspec
 from preprocess.incremental_text import ByteLevelText, IncrementalText, WindowText
 from preprocess.model_folder import ModelFolder
 from preprocess.stop_strings import StopMatcher
-from preprocess.text import load_tokenizer
 from preprocess.token_bytes import byte_fallback_table, byte_table, is_byte_level
+from preprocess.tokenizer import load_tokenizer
 from preprocess.wire import (
     Delta,
     DeltaLogprob,

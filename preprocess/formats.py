@@ -74,18 +74,18 @@ _OTHER_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
 def detect(data: bytes) -> PictureFormat:
     """The accepted format of encoded bytes; raises `ClientError` that names what arrived instead."""
     if not data:
-        raise ClientError("the picture is empty (0 bytes)", code="image_empty")
+        raise ClientError("The picture is empty (0 bytes).", code="image_empty")
     found = picture_format(data)
     if found is _HEIF and importlib.util.find_spec("pillow_heif") is None:
         raise ClientError(
-            f"this server does not read HEIC pictures; send {ACCEPTED}, or have its owner {HEIF_HINT}",
+            f"This server does not read HEIC pictures; send {ACCEPTED}, or have its owner {HEIF_HINT}.",
             code="image_format_unsupported",
         )
     if found is None:
         what = describe(data)
         hint = ", or this one as a clip (video_url, or a file to /v1/captions)" if what in _CLIPS else ""
         raise ClientError(
-            f"this is {what}, not a picture that can be read; send {ACCEPTED}{hint}",
+            f"This is {what}, not a picture that can be read; send {ACCEPTED}{hint}.",
             code="image_format_unsupported",
         )
     return found

@@ -70,7 +70,7 @@ class GrammarCompiler:
         Raises:
             ClientError: It cannot be honoured.
         """
-        known = self._known.get(grammar)
+        known = self._known.pop(grammar, None)
         if known is None:
             shape = _translated(grammar)
             text = json.dumps({"grammars": [shape]})
@@ -79,10 +79,9 @@ class GrammarCompiler:
             if self._after_text and not may_begin_with_space:
                 start = {"lark_grammar": 'start: SPACE? @shape\nSPACE: " "'}
                 known = CompiledGrammar(json.dumps({"grammars": [start, {**shape, "name": "shape"}]}), True)
-            self._known[grammar] = known
-            if len(self._known) > 64:
+            if len(self._known) >= 64:
                 self._known.popitem(last=False)
-        self._known.move_to_end(grammar)
+        self._known[grammar] = known  # the last one again; offline, threads share this object
         return known
 
     def _try(self, text: str, grammar: Grammar) -> bool:

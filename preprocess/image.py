@@ -150,10 +150,10 @@ def _scale_transparent_colour(image: Image.Image, bit_depth: int) -> None:
 def _check_size(size: tuple[int, int], limits: MediaLimits) -> tuple[int, int]:
     width, height = size
     if width < 1 or height < 1:
-        raise ClientError(f"the picture has no pixels ({width} × {height})", code="image_empty")
+        raise ClientError(f"The picture has no pixels ({width} × {height}).", code="image_empty")
     if max(width, height) > limits.max_image_side:
         raise ClientError(
-            f"the picture is {width:,} × {height:,} pixels; a side may have at most {limits.max_image_side:,}",
+            f"The picture is {width:,} × {height:,} pixels; a side may have at most {limits.max_image_side:,}.",
             code="image_too_large",
         )
     if width * height > limits.max_image_pixels:
@@ -184,17 +184,18 @@ def _draft(image: Image.Image, orientation: int, draft_size: DraftSize) -> None:
 
 def _too_many_pixels(what: str, limits: MediaLimits) -> ClientError:
     return ClientError(
-        f"the picture has {what} pixels; at most {limits.max_image_pixels:,} are accepted", code="image_too_large"
+        f"The picture has {what} pixels; at most {limits.max_image_pixels:,} are accepted.", code="image_too_large"
     )
 
 
 def _unreadable(data: bytes, found: PictureFormat) -> ClientError:
     if looks_cut_off(data, found):
         return ClientError(
-            f"the {found.name} picture is cut off: it ends, incomplete, after {len(data):,} bytes; send it again",
+            f"The {found.name} picture is cut off: it ends, incomplete, after {len(data):,} bytes; send it again.",
             code="image_truncated",
         )
     return ClientError(
-        f"the {found.name} picture is damaged, or of a kind that cannot be decoded; save it again with another program",
+        f"The {found.name} picture is damaged, or of a kind that cannot be decoded; save it again with another "
+        "program.",
         code="image_undecodable",
     )

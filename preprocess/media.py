@@ -248,7 +248,7 @@ class Media:
     def _clip_family(self) -> ClipFamily:
         if self.family.clips is None:
             raise ClientError(
-                f"this model ({self.family.name}) shown at pictures and not at clips; send single frames as pictures",
+                f"This model ({self.family.name}) shown at pictures and not at clips; send single frames as pictures.",
                 code="video_not_supported",
             )
         return self.family.clips
@@ -259,7 +259,7 @@ class Media:
         if seen + num_frames > limit:
             raise ClientError(
                 f"{seen + num_frames:,} frames would be looked at; at most {limit:,} are accepted in one request; ask "
-                "for fewer with fps or max_frames",
+                "for fewer with fps or max_frames.",
                 code="too_many_frames",
             )
 
@@ -304,8 +304,8 @@ def _bounds(duration_s: Fraction, seconds: float) -> Iterator[tuple[Fraction, Fr
     num_segments = max(ceil(duration_s / length - Fraction(1, 2)), 1)
     if num_segments > MAX_SEGMENTS:
         raise ClientError(
-            f"segments of {seconds:g} s would cut this clip into {num_segments:,}; at most {MAX_SEGMENTS} are made, so "
-            f"ask for {ceil(duration_s / MAX_SEGMENTS)} s or more",
+            f"Segments of {seconds:g} s would cut this clip into {num_segments:,}; at most {MAX_SEGMENTS} are made, so "
+            f"ask for {ceil(duration_s / MAX_SEGMENTS)} s or more.",
             code="too_many_segments",
             param="segment_s",
         )

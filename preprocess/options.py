@@ -140,29 +140,29 @@ def resolve(options: GenerationOptions, defaults: Defaults, num_prompt_tokens: i
     left = max_context - num_prompt_tokens
     if left < 1:
         raise ClientError(
-            f"the prompt has {num_prompt_tokens:,} tokens (pictures included); the model's context is {max_context:,} "
-            "tokens and must hold the answer too. Send less text, or fewer or smaller pictures",
+            f"The prompt has {num_prompt_tokens:,} tokens (pictures included); the model's context is {max_context:,} "
+            "tokens and must hold the answer too. Send less text, or fewer or smaller pictures.",
             code="context_length_exceeded",
             param="messages",
         )
     if options.max_tokens is not None and options.max_tokens > left:
         raise ClientError(
-            f"the prompt has {num_prompt_tokens:,} tokens (pictures included), max_tokens is {options.max_tokens:,}, "
+            f"The prompt has {num_prompt_tokens:,} tokens (pictures included), `max_tokens` is {options.max_tokens:,}, "
             f"together {num_prompt_tokens + options.max_tokens:,}; the model's context is {max_context:,} tokens, "
-            f"so max_tokens can be at most {left:,} here",
+            f"so `max_tokens` can be at most {left:,} here.",
             code="context_length_exceeded",
             param="max_tokens",
         )
     max_tokens = options.max_tokens or min(left, max(defaults.max_new_tokens, options.min_tokens))
     if options.min_tokens > max_tokens:
         raise _refuse(
-            "min_tokens", f"min_tokens is {options.min_tokens}, but only {max_tokens} tokens are left for the answer"
+            "min_tokens", f"`min_tokens` is {options.min_tokens}, but only {max_tokens} tokens are left for the answer."
         )
     for name, ids in (("logit_bias", options.logit_bias), ("stop_token_ids", options.stop_token_ids)):
         for token_id in ids:
             if not 0 <= token_id < defaults.vocab_size:
                 raise _refuse(
-                    name, f"{name} names token {token_id}; the model's tokens are 0 … {defaults.vocab_size - 1}"
+                    name, f"`{name}` names token {token_id}; the model's tokens are 0 … {defaults.vocab_size - 1}."
                 )
     ends = [] if options.ignore_eos else list(defaults.eos_ids)
     return SamplingParams(

@@ -229,7 +229,7 @@ class Preparer:
             prompt = encode([*job.messages[:-1], asked])
             if longest is not None and prompt.spans != longest.spans:
                 raise ServiceError(
-                    "the model's chat template puts the pictures elsewhere for another question",
+                    "The model's chat template puts the pictures elsewhere for another question.",
                     code="preprocess_failed",
                     status=500,
                 )
@@ -237,7 +237,7 @@ class Preparer:
             branches += branches_of(index, prompt.ids, spellings, next(iter(self.profile.eos_ids), 0), len(branches))
             if len(branches) > MAX_BRANCHES:
                 raise ClientError(
-                    f"the answers part at more than {MAX_BRANCHES} places; ask fewer questions or give fewer answers",
+                    f"The answers part at more than {MAX_BRANCHES} places; ask fewer questions or give fewer answers.",
                     code="too_many_answers",
                     param="questions",
                 )
@@ -251,14 +251,14 @@ class Preparer:
         num_images = sum(isinstance(part, ImagePart) for _, part in _media_parts(job))
         if num_images > self._config.limits.max_images:
             raise ClientError(
-                f"the request has {num_images} pictures; at most {self._config.limits.max_images} are accepted",
+                f"The request has {num_images} pictures; at most {self._config.limits.max_images} are accepted.",
                 code="too_many_images",
                 param="messages",
             )
         least = self._prompts.least_tokens(job.messages)
         if least >= self.profile.max_context:
             raise ClientError(
-                f"the text has at least {least:,} tokens; the model's context is {self.profile.max_context:,}",
+                f"The text has at least {least:,} tokens; the model's context is {self.profile.max_context:,}.",
                 code="context_length_exceeded",
                 param="messages",
             )
@@ -268,7 +268,7 @@ class Preparer:
         if len(parts) == 1 and isinstance(parts[0][1], VideoPart):
             return parts[0][0], parts[0][1]
         raise ClientError(
-            f"timed captions are made of one clip and no pictures; the request holds {len(parts)} clips and pictures",
+            f"Timed captions are made of one clip and no pictures; the request holds {len(parts)} clips and pictures.",
             code="invalid_value",
             param="messages",
         )

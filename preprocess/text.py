@@ -8,26 +8,23 @@ picture's. The pieces between those are encoded with special tokens switched off
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Final
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
 from preprocess.chat_template import ChatTemplate, Part, Turn
-from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.client_text import arguments_of, free_characters, texts, translated, valid_unicode
+from preprocess.errors import BeholderError, ClientError
 from preprocess.families import Family
 from preprocess.model_folder import ModelFolder, bad_folder
-from preprocess.wire import ImagePart, Message, TextPart, ToolCall, VideoPart
-
-Span = tuple[int, int]
+from preprocess.spans import Span, spans_of
+from preprocess.tokenizer import load_tokenizer
+from preprocess.wire import ImagePart, Message, TextPart, VideoPart
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_LAST_PRIVATE: Final = 0x10FFFD
-"""Stand-ins are taken downwards from here, skipping what the client used itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class PromptEncoder:
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """No fewer tokens than this can come out: a cheap bound, to refuse a flood of text before working on it."""
-        return sum(len(text) for text in _texts(messages)) // self._longest_token
+        return sum(len(text) for text in texts(messages)) // self._longest_token
 
     def encode(
         self,
@@ -103,16 +100,16 @@ class PromptEncoder:
             ClientError: The turns make no chat.
         """
         self._check_tools(messages, tools)
-        free = _free_characters(messages, tools)
+        free = free_characters(messages, tools)
         stand_ins = dict(zip(self._edges, free, strict=False))
         clip = next(free)
-        told = [_translated(tool, str.maketrans(stand_ins)) for tool in tools]
+        told = [translated(tool, str.maketrans(stand_ins)) for tool in tools]
         rendered = self._template.render(self._turns(messages, stand_ins, clip), told)
         prompt = self._place_media(rendered, messages, clip, placeholders)
         ids = list(self._encode_prompt(prompt, {ord(private): edge for edge, private in stand_ins.items()}))
         if self._bos is None or not prompt.startswith(self._bos):
             ids = [*self._prefix, *ids, *self._suffix]
-        return PromptIds(ids, _spans(ids, self._vision_ids, num_tokens))
+        return PromptIds(ids, spans_of(ids, self._vision_ids, num_tokens))
 
     @property
     def answers_follow_text(self) -> bool:
@@ -126,7 +123,7 @@ class PromptEncoder:
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of plain text alone."""
-        return self._encode_piece(_valid_unicode(text))
+        return self._encode_piece(valid_unicode(text))
 
     # ---- before rendering: the client's text is made harmless -----------------------------------------------------
 
@@ -152,20 +149,20 @@ class PromptEncoder:
                 transformers has a template of its own for clips (SmolVLM2) the result is the same.
         """
         if not messages:
-            raise ClientError("messages is empty; send at least one", code="messages_empty", param="messages")
+            raise ClientError("`messages` is empty; send at least one.", code="messages_empty", param="messages")
         table = str.maketrans(stand_ins)
         turns: list[Turn] = []
         for index, message in enumerate(messages):
             role = _ROLES.get(message.role)
             if role is None:
                 raise ClientError(
-                    f"unknown role {message.role!r}; known are {', '.join(_ROLES)}",
+                    f"Unknown role {message.role!r}; known are {', '.join(_ROLES)}.",
                     code="unknown_role",
                     param=f"messages[{index}].role",
                 )
             if not message.content and not message.tool_calls:
                 raise ClientError(
-                    "the message has no content; send text or a picture",
+                    "The message has no content; send text or a picture.",
                     code="messages_empty",
                     param=f"messages[{index}].content",
                 )
@@ -180,7 +177,7 @@ class PromptEncoder:
                         "type": "function",
                         "function": {
                             "name": call.name.translate(table),
-                            "arguments": _translated(_arguments(call), table),
+                            "arguments": translated(arguments_of(call), table),
                         },
                     }
                     for call in message.tool_calls
@@ -195,7 +192,7 @@ class PromptEncoder:
             return {"type": "image"}
         if isinstance(part, VideoPart):
             return {"type": "text", "text": clip}
-        text = _valid_unicode(part.text)
+        text = valid_unicode(part.text)
         if self._find_harmless is None:
             return {"type": "text", "text": text.translate(table)}
         pieces = self._find_harmless.split(text)
@@ -219,8 +216,8 @@ class PromptEncoder:
         if pieces[1::2] != expected:
             what = "clips" if clip in expected else "pictures"
             raise ClientError(
-                f"the model's chat template shows {len(pieces) // 2} of {len(placeholders)} {what}; "
-                f"it takes none in some of these turns, move the {what} into a user message",
+                f"The model's chat template shows {len(pieces) // 2} of {len(placeholders)} {what}; "
+                f"it takes none in some of these turns, move the {what} into a user message.",
                 code="picture_not_placed",
                 param="messages",
             )
@@ -255,7 +252,7 @@ class PromptEncoder:
         if not self._special_ids.isdisjoint(ids):  # a normaliser or merge made one after all: one character at a time
             ids = [i for char in text for i in self._tokenizer.encode(char, add_special_tokens=False).ids]
             if not self._special_ids.isdisjoint(ids):
-                raise ClientError("the text holds a control character of this model", code="text_refused")
+                raise ClientError("The text holds a control character of this model.", code="text_refused")
         return ids
 
     def _added_around(self) -> tuple[list[int], list[int]]:
@@ -266,19 +263,6 @@ class PromptEncoder:
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]
         return [], []
-
-
-def load_tokenizer(folder: ModelFolder) -> Tokenizer:
-    """The folder's tokenizer, without truncation or padding."""
-    try:
-        tokenizer = Tokenizer.from_file(str(folder.tokenizer_path))
-    except ServiceError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise bad_folder(folder.path, "tokenizer.json cannot be read") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _any_of(spellings: Sequence[str] | dict[str, tuple[int, AddedToken]]) -> re.Pattern[str]:
@@ -292,90 +276,5 @@ def _between(text: str, strip_start: bool, token: AddedToken | None) -> str:
     return text.rstrip() if token is not None and token.lstrip else text
 
 
-def _texts(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages:
-        for part in message.content:
-            if isinstance(part, TextPart):
-                yield part.text
-
-
-def _free_characters(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[str]:
-    """Private characters that occur nowhere in the client's text."""
-    used: set[str] = set()
-    for text in _texts(messages):
-        used.update(text)
-    for text in _strings([*tools, *(_arguments(call) for message in messages for call in message.tool_calls)]):
-        used.update(text)
-    return (chr(_LAST_PRIVATE - step) for step in count() if chr(_LAST_PRIVATE - step) not in used)
-
-
-def _arguments(call: ToolCall) -> Any:
-    return json.loads(call.arguments)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-
-
-def _translated(value: Any, table: dict[int, str]) -> Any:
-    """A JSON value with characters replaced in every string."""
-    if isinstance(value, str):
-        return _valid_unicode(value).translate(table)
-    if isinstance(value, dict):
-        return {_valid_unicode(key).translate(table): _translated(item, table) for key, item in value.items()}
-    return [_translated(item, table) for item in value] if isinstance(value, list) else value
-
-
 def _alternate(pieces: Sequence[str]) -> Iterator[tuple[bool, str]]:
     return ((index % 2 == 1, piece) for index, piece in enumerate(pieces))
-
-
-def _valid_unicode(text: str) -> str:
-    """Half surrogate pairs, which no tokenizer takes, become U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def _spans(ids: Sequence[int], vision_ids: Set[int], num_tokens: Sequence[int]) -> list[list[Span]]:
-    """Runs of placeholder ids, dealt to the pictures and frames in order."""
-    runs = iter(_runs(ids, vision_ids))
-    spans: list[list[Span]] = []
-    start = length = 0
-    for wanted in num_tokens:
-        mine: list[Span] = []
-        while wanted:
-            if not length:
-                start, length = next(runs, (0, 0))
-                if not length:
-                    raise ServiceError("the prompt has too few placeholders", code="preprocess_failed", status=500)
-            taken = min(wanted, length)
-            mine.append((start, taken))
-            start, length, wanted = start + taken, length - taken, wanted - taken
-        spans.append(mine)
-    if length or next(runs, None) is not None:
-        raise ServiceError("the prompt has too many placeholders", code="preprocess_failed", status=500)
-    return spans
-
-
-def _runs(ids: Sequence[int], vision_ids: Set[int]) -> Iterator[Span]:
-    start: int | None = None
-    for position, token_id in enumerate(ids):
-        if token_id in vision_ids:
-            start = position if start is None else start
-        elif start is not None:
-            yield start, position - start
-            start = None
-    if start is not None:
-        yield start, len(ids) - start

@@ -48,7 +48,7 @@ def is_video(head: bytes) -> bool:
 def detect_clip(data: bytes) -> ClipFormat:
     """The accepted format of a clip; raises `ClientError` that names what arrived instead."""
     if not data:
-        raise ClientError("the clip is empty (0 bytes)", code="video_empty")
+        raise ClientError("The clip is empty (0 bytes).", code="video_empty")
     container = _container(data)
     if container is not None:
         return container
@@ -58,7 +58,7 @@ def detect_clip(data: bytes) -> ClipFormat:
     article = "an" if picture is not None and picture.name.startswith("A") else "a"
     what = f"{article} {picture.name} picture" if picture is not None else describe(data, "video")
     hint = "; send it as a picture" if picture is not None else f"; send {ACCEPTED}"
-    raise ClientError(f"this is {what}, not a clip that can be read{hint}", code="video_format_unsupported")
+    raise ClientError(f"This is {what}, not a clip that can be read{hint}.", code="video_format_unsupported")
 
 
 def _container(head: bytes) -> ClipFormat | None:

@@ -12,13 +12,13 @@ def check_size(width: int, height: int, limits: MediaLimits) -> None:
     """Refuse frames with no pixels or too many."""
     if width < 1 or height < 1:  # FFmpeg forgets the size of what has too many
         raise ClientError(
-            f"the clip's frames have no pixels, or more than the {limits.max_video_pixels:,} that are accepted",
+            f"The clip's frames have no pixels, or more than the {limits.max_video_pixels:,} that are accepted.",
             code="video_too_large",
         )
     if max(width, height) > limits.max_image_side or width * height > limits.max_video_pixels:
         raise ClientError(
-            f"the clip is {width:,} × {height:,} pixels; at most {limits.max_video_pixels:,} in all and "
-            f"{limits.max_image_side:,} on a side are accepted",
+            f"The clip is {width:,} × {height:,} pixels; at most {limits.max_video_pixels:,} in all and "
+            f"{limits.max_image_side:,} on a side are accepted.",
             code="video_too_large",
         )
 
@@ -27,7 +27,7 @@ def check_duration(duration_s: Fraction, limits: MediaLimits) -> None:
     """Refuse what is too long."""
     if duration_s > limits.max_video_s:
         raise ClientError(
-            f"the clip takes {float(duration_s):,.0f} seconds; at most {limits.max_video_s:,.0f} are accepted",
+            f"The clip takes {float(duration_s):,.0f} seconds; at most {limits.max_video_s:,.0f} are accepted.",
             code="video_too_long",
             status=413,
         )

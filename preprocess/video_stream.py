@@ -96,14 +96,14 @@ class VideoStream:
             if not stream.disposition & Disposition.attached_pic:  # the cover of an album is no video
                 return stream
         what = "sound and no video" if container.streams.audio else "no video"
-        raise ClientError(f"the {self._format.name} file holds {what}; send a clip", code="video_missing")
+        raise ClientError(f"The {self._format.name} file holds {what}; send a clip.", code="video_missing")
 
     def _check(self, stream: Stream) -> None:
         codec = stream.codec_context
         if codec is None or codec.name not in CODECS:
             shown = "of an unknown kind" if codec is None else f"coded as {codec.name}"
             raise ClientError(
-                f"the clip's video is {shown}, which is not read here; send H.264, H.265, VP8, VP9, AV1 or MPEG-4",
+                f"The clip's video is {shown}, which is not read here; send H.264, H.265, VP8, VP9, AV1 or MPEG-4.",
                 code="video_codec_unsupported",
             )
         check_size(codec.width, codec.height, self._limits)
@@ -119,7 +119,7 @@ class VideoStream:
         latest = last_ticks = 0
         for packet in _packets(container, stream):
             if len(times) == _MAX_PACKETS:
-                raise ClientError(f"the clip has more than {_MAX_PACKETS:,} frames", code="video_too_long", status=413)
+                raise ClientError(f"The clip has more than {_MAX_PACKETS:,} frames.", code="video_too_long", status=413)
             time = packet.pts if packet.pts is not None else packet.dts
             if time is None:  # then it follows the one before
                 time = times[-1] + max(packet.duration or 1, 1) if times else 0
@@ -244,8 +244,8 @@ class VideoStream:
 
     def _unreadable(self) -> ClientError:
         return ClientError(
-            f"the {self._format.name} clip is damaged, cut off, or of a kind that cannot be decoded; save it again "
-            "with another program (`ffmpeg -i in -c:v libx264 out.mp4`)",
+            f"The {self._format.name} clip is damaged, cut off, or of a kind that cannot be decoded; save it again "
+            "with another program (`ffmpeg -i in -c:v libx264 out.mp4`).",
             code="video_undecodable",
         )
 

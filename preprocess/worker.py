@@ -35,6 +35,7 @@ from preprocess.wire import (
     WorkerInput,
     WorkerReply,
 )
+from preprocess.wire.framing import job_of
 
 
 def main() -> None:
@@ -51,7 +52,6 @@ def main() -> None:
         child.fail_unforeseen(error)
     inbox = child.bind(f"worker-{child.boot.index}")
     outbox = child.connect("server")
-    decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
     limits = config.limits
     _limit_memory(limits.memory_bytes)
@@ -59,7 +59,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     child.ready()
     while True:
-        job = decoder.decode(child.receive(inbox))
+        job = job_of(child.receive_frames(inbox))
         if job.generation != child.boot.generation:
             continue
         signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)

@@ -40,7 +40,7 @@ from PIL import Image
 
 from preprocess.model_folder import ModelFolder
 from preprocess.prepare import Preparer
-from preprocess.text import load_tokenizer
+from preprocess.tokenizer import load_tokenizer
 from preprocess.wire import (
     EngineRequest,
     GenerationOptions,

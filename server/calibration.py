@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from server.settings import SettingsError
+from server.options.option import SettingsError
 
 if TYPE_CHECKING:
     from server.decision_models import Decision

@@ -42,6 +42,10 @@ class ChildProcess:
         self.index = index
         self.generation = 0
         self.ready = False
+        self.used = False
+        """Whether the server has said that it gives work to the present process."""
+        self.announced = False
+        """Whether people have been told that the present process is up."""
         self.failure = ""
         self.facts: dict[str, object] = {}
         self.failed_starts = 0
@@ -73,6 +77,7 @@ class ChildProcess:
         """Start a fresh process. Its standard input stays open as long as the launcher lives."""
         self.generation += 1
         self.ready, self.failure, self.hung, self._unread, self.start_at_s = False, "", "", b"", None
+        self.used = self.announced = False
         status_fd, write_fd = os.pipe()
         os.set_blocking(status_fd, False)
         os.set_blocking(write_fd, False)  # a child never waits for its launcher
@@ -117,11 +122,9 @@ class ChildProcess:
         words = [msgspec.json.decode(line, type=Status) for line in lines]
         for word in words:
             self.beat_s = time.monotonic()
-            if word.state == "alive":
-                continue
             if word.state == "ready":
                 self.ready, self.failed_starts, self.facts = True, 0, word.facts
-            else:
+            elif word.state == "failed":
                 self.failure = word.message
         return words
 
@@ -160,7 +163,7 @@ class ChildProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         os.close(self.status_fd)
-        self._process, self.status_fd, self.ready = None, -1, False
+        self._process, self.status_fd, self.ready, self.used = None, -1, False, False
 
 
 def describe_exit(returncode: int) -> str:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
+from server.options.option import Field, SettingsError, environment_name, flag_name
 from server.request_models import DEFAULT_PROMPT
-from server.settings import OFFLINE_OPTIONS, OPTIONS, Field, Settings, SettingsError, environment_name, flag_name
+from server.settings import OFFLINE_OPTIONS, OPTIONS, Settings
 
 app: Final = typer.Typer(
     help="Beholder: a computer looks at pictures, clips and cameras and says what it sees.",
@@ -24,8 +25,12 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
+CAPTION_OPTIONS: Final = tuple(name for name in OFFLINE_OPTIONS if name != "max_images")
+"""What one command has no use for is no option of it: here, each picture is a request of its own."""
 WATCH_OPTIONS: Final = tuple(
-    name for name in OFFLINE_OPTIONS if name not in {"presets", "max_images", "max_video_frames"}
+    name
+    for name in OFFLINE_OPTIONS
+    if name not in {"presets", "max_image_mb", "max_images", "max_video_frames", "exact_decode"}
 )
 CALIBRATE_OPTIONS: Final = tuple(name for name in OFFLINE_OPTIONS if name not in {"presets", "max_images"})
 
@@ -100,7 +105,7 @@ def serve(
 
 
 @app.command()
-@_with_options(*OFFLINE_OPTIONS)
+@_with_options(*CAPTION_OPTIONS)
 def caption(
     files: Annotated[
         list[Path],
@@ -118,8 +123,9 @@ def caption(
         Literal["srt", "vtt"] | None, typer.Option(help="Describe a clip part by part, as a file of subtitles.")
     ] = None,
     segment_s: Annotated[
-        float, typer.Option(help="Length of those parts in seconds; 0: by the length of the clip.", min=0)
-    ] = 0.0,
+        float | None,
+        typer.Option(help="Length of those parts in seconds; by default, or 0, by the length of the clip.", min=0),
+    ] = None,
     **given: str | bool | None,
 ) -> None:
     """Describe pictures and clips here and now, without a server. Several are described in the order given."""
@@ -129,6 +135,10 @@ def caption(
 
     if json and timed:
         raise typer.BadParameter("--json and --timed cannot be had together")
+    if segment_s is not None and not timed:
+        raise typer.BadParameter("--segment-s is the length of the parts of --timed srt or --timed vtt")
+    if given["presets"] is not None and preset is None:
+        raise typer.BadParameter("--presets is where --preset NAME is looked for, and no preset is named")
 
     if max_tokens is None and preset is None:
         max_tokens = 256
@@ -145,7 +155,7 @@ def caption(
             picture = Path("/dev/stdin") if name == "-" else file
             try:
                 if timed:
-                    cues = beholder.timed_captions(picture, prompt, segment_s=segment_s, **sampling)
+                    cues = beholder.timed_captions(picture, prompt, segment_s=segment_s or 0.0, **sampling)
                     typer.echo(srt(cues) if timed == "srt" else webvtt(cues), nl=False)
                 elif json:
                     answer = msgspec.to_builtins(beholder.caption(picture, prompt, **sampling))
@@ -185,8 +195,11 @@ def watch(
         typer.Option(help="Percent by which a frame must differ to be described; 0: all.", min=0, max=100),
     ] = 4.0,
     reconnect_s: Annotated[
-        float, typer.Option(help="How long an address that stopped sending is tried again, in seconds.", min=0)
-    ] = 30,
+        float | None,
+        typer.Option(
+            help="How long an address that stopped sending is tried again, in seconds.", min=0, show_default="30"
+        ),
+    ] = None,
     max_captions: Annotated[int | None, typer.Option(help="Stop after so many descriptions.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest description, in tokens.", min=1)] = 64,
     temperature: Annotated[float | None, typer.Option(help="0 always gives the likeliest words.", min=0, max=2)] = None,
@@ -199,11 +212,17 @@ def watch(
     from server.offline import Beholder
     from server.watch import Printer, Watch
 
+    if reconnect_s is not None and "://" not in source:
+        raise typer.BadParameter("--reconnect-s is for addresses (http, rtsp); a file or a camera is opened once")
     printer = Printer(typer.echo, as_json=json)
     how = Watch(prompt, every_s, min_change, max_captions, {"max_tokens": max_tokens, "temperature": temperature})
     try:
         settings = Settings.load(given, os.environ)
-        live = LiveSource(source, settings.preprocess_config().limits, reconnect_s=reconnect_s)
+        # Frames are handed over decoded, so how many bytes their files would have is nobody's concern.
+        settings = msgspec.structs.replace(settings, max_image_mb=OPTIONS["max_image_mb"].option.high)
+        live = LiveSource(
+            source, settings.preprocess_config().limits, reconnect_s=30.0 if reconnect_s is None else reconnect_s
+        )
         with Beholder(settings=settings) as beholder, live:
             tally = how.run(beholder, live, printer.on_piece, printer.on_sighting)
     except BeholderError as error:

@@ -135,4 +135,9 @@ class ImageStore:
 
 
 def _is_id(part: object) -> bool:
-    return isinstance(part, ImagePart) and not part.data and IMAGE_ID.fullmatch(part.data_url) is not None
+    return (
+        isinstance(part, ImagePart)
+        and not part.data
+        and not part.rest
+        and IMAGE_ID.fullmatch(part.data_url) is not None
+    )

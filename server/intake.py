@@ -60,6 +60,8 @@ class Call(msgspec.Struct, frozen=True):
     segmenting: Segmenting | None = None
     tool_names: frozenset[str] = frozenset()
     """Functions that the model may call."""
+    max_calls: int | None = None
+    """How often; None: as it likes."""
     questions: list[Question] = []
     """Of a request for decisions: what is weighed instead of an answer being written."""
     media_fields: tuple[str, ...] = ()
@@ -114,6 +116,7 @@ def chat_call(body: bytes | bytearray, settings: Settings, session_header: str |
         session_id=_session_id(request.session_id, session_header),
         priority=request.priority or 0,
         tool_names=names,
+        max_calls=1 if request.parallel_tool_calls is False else None,
     )
 
 
@@ -307,6 +310,8 @@ def _check_clip_fields(fields: CaptionRequest, num_clips: int, num_media: int) -
     for name in ("fps", "max_frames"):
         if getattr(fields, name) is not None and not num_clips:
             raise invalid(name, f"`{name}` is for clips, and there is none in the request.")
+    if fields.detail is not None and num_clips == num_media:
+        raise invalid("detail", "`detail` is for pictures, and there is none in the request.")
     if fields.format in TIMED_FORMATS:
         if (num_clips, num_media) != (1, 1):
             raise invalid("format", f"`format` {fields.format} is for one clip; the request holds something else.")

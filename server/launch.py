@@ -24,9 +24,10 @@ import zmq
 
 from preprocess.arena import Arena
 from preprocess.child import BEAT_EVERY_S, EXIT_BAD_START, push_socket
-from preprocess.wire import Drain
+from preprocess.wire import ChildState, Drain
 from server.child_process import ChildProcess, Surroundings, describe_exit
-from server.settings import Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import Settings
 from server.socket_folder import socket_folder
 from server.start_table import Start
 
@@ -161,6 +162,8 @@ class _Launcher:
         for word in child.read_status():
             if word.state == "ready":
                 self._on_ready(child)
+            elif word.child is not None:
+                self._on_use(word.child)
 
     def _on_ready(self, child: ChildProcess) -> None:
         if child is self._server:
@@ -172,11 +175,29 @@ class _Launcher:
                     self._tell(other.state(up=True))
         else:
             self._tell(child.state(up=True))
+
+    def _on_use(self, state: ChildState) -> None:
+        """The server gives work to this process. Only now people hear that it is up, and may rely on it."""
+        for child in self._children:
+            if (child.role, child.index, child.generation) == (state.role, state.index, state.generation):
+                child.used = child.ready
+        self._server.used = (
+            self._server.ready
+            and self._engine.used
+            and self._detokenizer.used
+            and any(worker.used for worker in self._workers)
+        )
+        new = [child for child in self._children if child.used and not child.announced]
         if self._announced:
-            _say(f"the {child.name} process is up again")
-        if not self._announced and all(place.ready for place in self._children):
+            for child in new:
+                _say(f"the {child.name} process is up again")
+        elif len(new) == len(self._children):
             self._announced = True
             self._announce()
+        else:
+            return
+        for child in new:
+            child.announced = True
 
     def _on_death(self, child: ChildProcess, reason: str) -> None:
         if self._drain_until_s is not None and child is self._server:
@@ -195,6 +216,8 @@ class _Launcher:
         child.start_at_s = time.monotonic() + pause_s
         if child is self._server:
             self._close_link()
+            for other in self._children:
+                other.used = False
             for worker in self._workers:  # they may write where the next server leases: none may outlive its server
                 worker.end(signal.SIGKILL)
                 worker.wait(STOP_TIMEOUT_S)
@@ -287,7 +310,7 @@ def _signals() -> Iterator[_Signals]:
     def wake(number: int, frame: FrameType | None) -> None:
         """The interpreter has already written the number to `sender`."""
 
-    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD]
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asks to outlive the terminal
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, wake) for number in numbers}

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from preprocess.errors import BeholderError
-from preprocess.wire import Delta, EngineStats, FinishReason
+from preprocess.wire import Delta, FinishReason
 from server.service import Generation, Service
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
@@ -41,17 +41,6 @@ _DRAFT_TOTALS: Final = (
     ("vllm:spec_decode_num_accepted_tokens", "Tokens guessed ahead rightly, by who guessed them.", "accepted"),
 )
 _SOURCES: Final = ("ngram", "echo", "grammar", "habit", "draft-model", "head")
-
-
-def _field(total: str, source: str) -> str:
-    """The field of EngineStats for one source."""
-    return f"{total}_{source.replace('-', '_')}"
-
-
-_FIELDS: Final = (
-    *(field for _, _, field in _ENGINE_TOTALS),
-    *(_field(field, source) for _, _, field in _DRAFT_TOTALS for source in _SOURCES),
-)
 
 
 class Metrics:
@@ -144,24 +133,6 @@ class Metrics:
         self._success.labels(finished_reason=reason, **self._labels).inc(num_choices)
 
 
-class MonotonicTotals:
-    """Running totals that stay monotonic although their source begins at 0 again when the engine restarts."""
-
-    def __init__(self) -> None:
-        self._last: EngineStats | None = None
-        self._base = dict.fromkeys(_FIELDS, 0)
-
-    def update(self, stats: EngineStats | None) -> dict[str, int]:
-        """All totals by field name, given the engine's last report."""
-        if stats is not None:
-            last = self._last
-            if last is not None and any(getattr(stats, field) < getattr(last, field) for field in self._base):
-                for field in self._base:
-                    self._base[field] += getattr(last, field)
-            self._last = stats
-        return {field: base + getattr(self._last, field, 0) for field, base in self._base.items()}
-
-
 class _ServiceCollector(Collector):
     """Reads the dispatcher at each scrape."""
 
@@ -170,7 +141,6 @@ class _ServiceCollector(Collector):
         self._values = list(labels.values())
         self._service = service
         self._arena_bytes = arena_bytes
-        self._totals = MonotonicTotals()
         self._started = Gauge("beholder_start_time_seconds", "Start of the server process.", registry=None)
         self._started.set_to_current_time()
 
@@ -196,15 +166,15 @@ class _ServiceCollector(Collector):
             stats.vision_cache_bytes if stats else 0,
         )
         yield self._gauge("beholder_ready", "Whether a request sent now would be served.", int(service.ready))
-        totals = self._totals.update(stats)
         for name, text, field in _ENGINE_TOTALS:
             family = CounterMetricFamily(name, text, labels=self._names)
-            family.add_metric(self._values, totals[field])
+            family.add_metric(self._values, getattr(stats, field, 0))
             yield family
         for name, text, field in _DRAFT_TOTALS:
             family = CounterMetricFamily(name, text, labels=[*self._names, "source"])
             for source in _SOURCES:
-                family.add_metric([*self._values, source], totals[_field(field, source)])
+                total = getattr(stats, f"{field}_{source.replace('-', '_')}", 0)
+                family.add_metric([*self._values, source], total)
             yield family
         restarts = CounterMetricFamily(
             "beholder_child_deaths",

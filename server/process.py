@@ -20,6 +20,7 @@ from preprocess.prepare import max_pixel_bytes_per_image, pixel_bytes_per_clip
 from server.app import create_app
 from server.dispatcher import Dispatcher
 from server.http_connection import MAX_HEAD_BYTES, HttpConnection
+from server.routes import no_ui
 from server.settings import Settings
 from server.stream.websocket import WebSocketProtocol
 
@@ -46,10 +47,10 @@ def main() -> None:
 def _dispatcher(child: Child, settings: Settings) -> Dispatcher:
     links: dict[str, zmq.Socket[bytes]] = {}
 
-    def send(name: str, data: bytes) -> None:
+    def send(name: str, *frames: bytes) -> None:
         if name not in links:
             links[name] = push_socket(child.context, child.boot.socket_folder, name)
-        links[name].send(data)
+        links[name].send_multipart(frames, copy=False)  # small frames are copied all the same
 
     return Dispatcher(
         send,
@@ -85,6 +86,8 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
         from ui.app import mount  # the only step of server towards ui: this process puts the two together
 
         mount(app, child.boot.socket_folder)
+    else:
+        app.include_router(no_ui.router())
     config = uvicorn.Config(
         app,
         http=HttpConnection,
@@ -113,6 +116,7 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
 
     beat()
     dispatcher.on_drain = drain
+    dispatcher.children.on_use = child.uses
     inbox = child.bind("server")
 
     def receive() -> None:  # the descriptor tells of a change only once: take all there is

@@ -71,13 +71,10 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that chat and captions share. null is the same as absent."""
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is sampled, and its shape. null is the same as absent."""
 
-    model: str | None = None
-    stream: bool | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -92,10 +89,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    session_id: str | None = None
-    priority: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class Sampling(SamplingFields, frozen=True, kw_only=True):
+    """What chat and captions have besides. `max_completion_tokens` is another name of `max_tokens`."""
+
+    model: str | None = None
+    stream: bool | None = None
+    max_completion_tokens: int | None = None
+    session_id: str | None = None
+    priority: int | None = None
 
 
 class ChatRequest(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):

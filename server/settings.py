@@ -1,36 +1,44 @@
-"""The one home of every option: its default, unit, check, help line and environment variable.
+"""All options together: where their values come from, whether they fit each other, and what is made of them.
 
-`beholder serve --help` is made from this declaration. The command line beats the environment, which beats the default.
-Knows nothing about torch, sockets or processes; the launcher sends `Settings` to its children as JSON.
+`server.options` declares them, and `beholder serve --help` is made from that. The command line beats the environment,
+which beats the default. Knows nothing about torch, sockets or processes; the launcher sends `Settings` to its children
+as JSON.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
+import logging
 import os
 import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from engine.config import EngineConfig
 from preprocess.config import MediaLimits, PictureBound, PreprocessConfig
 from server.model_source import ModelSourceError, default_model_name, model_folder
+from server.options.option import (
+    ENVIRONMENT_PREFIX,
+    Field,
+    Option,
+    SettingsError,
+    environment_name,
+    fields_of,
+    flag_name,
+    is_service_link,
+    nearest,
+    parse,
+)
+from server.options.stream import StreamOptions
 
-ENVIRONMENT_PREFIX: Final = "BEHOLDER_"
+_log = logging.getLogger("beholder.settings")
 CLIENT_VARIABLES: Final = frozenset({"BEHOLDER_URL", "BEHOLDER_KEY"})
 """What samples/clients read: whoever exported them for those may start a server all the same."""
 MEBIBYTE: Final = 1 << 20
-PILLOW_MAX_PIXELS: Final = 178_956_970
-"""Pillow opens no larger picture: twice its `MAX_IMAGE_PIXELS`, which is the whole process's and not ours to raise."""
 MIN_CONTEXT: Final = 16
 """A chat template alone takes that many tokens."""
-
-
 LEAST_WORKERS: Final = 2
 MOST_WORKERS: Final = 16
 CPU_ENCODER_OPERATIONS: Final = 11 * 10**12
@@ -38,293 +46,14 @@ CPU_ENCODER_OPERATIONS: Final = 11 * 10**12
 transformers' processor), or minutes of a CPU. The 16,384 tokens that published folders allow would take it hours."""
 
 
-class SettingsError(Exception):
-    """An option is unknown or has a value that cannot be. The message says what came and what is expected."""
-
-
-class Option(msgspec.Struct, frozen=True):
-    """What belongs to an option besides its name, type and default. `low` and `high` are inclusive bounds."""
-
-    help: str
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-
-
 def has_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU with a driver. Never imports torch, which would know for sure."""
     return Path("/dev/nvidiactl").exists()
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(StreamOptions, frozen=True, kw_only=True):
     """All options. Make one with `load`, which checks every value; `resolve_model` turns `model` into a folder."""
 
-    # -- model
-    model: Annotated[
-        str, Option("Model: a folder, or a name on the Hugging Face hub (owner/name). Empty: the bundled model.")
-    ] = ""
-    served_model_name: Annotated[
-        tuple[str, ...],
-        Option("Names that requests may use for the model; the first is the one answers carry. Empty: from the model."),
-    ] = ()
-
-    presets: Annotated[
-        str, Option("Folder with presets of your own (*.json), beside those that come with the server.")
-    ] = ""
-
-    # -- network
-    host: Annotated[str, Option("Address to listen on. 0.0.0.0 and :: listen on every interface.")] = "127.0.0.1"
-    port: Annotated[int, Option("TCP port to listen on; 0 takes a free one.", low=0, high=65535)] = 8000
-    api_key: Annotated[
-        str, Option("Key that clients must send as 'Authorization: Bearer KEY' to /v1 and /metrics. Empty: no key.")
-    ] = ""
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Option("Further host names that clients may use for this server ('*': any). Guards against DNS rebinding."),
-    ] = ()
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        Option(
-            "Web origins (https://example.org) whose pages may call this server ('*': any). Same origin always may."
-        ),
-    ] = ()
-    tls_certificate: Annotated[str, Option("Certificate (PEM file, with its chain) to serve https with.")] = ""
-    tls_key: Annotated[str, Option("Private key (PEM file) of --tls-certificate.")] = ""
-    https_self_signed: Annotated[
-        bool,
-        Option(
-            "Serve https with a certificate that the server makes itself: pages of other machines then get the camera, "
-            "after one warning. Needs beholder[ui]."
-        ),
-    ] = False
-    ui: Annotated[bool, Option("The web UI at /ui, where beholder[ui] is installed.")] = True
-    max_body_mb: Annotated[float, Option("Largest request body.", unit="MiB", low=0.001, high=4096)] = 64
-    request_timeout_s: Annotated[
-        float, Option("Longest time that one request may take, waiting included.", unit="s", low=0.1, high=86_400)
-    ] = 600
-    grace_s: Annotated[
-        float, Option("How long running requests may go on after SIGTERM.", unit="s", low=0, high=3600)
-    ] = 30
-
-    hang_timeout_s: Annotated[
-        float,
-        Option(
-            "A process that shows no sign of life for so long is ended and restarted; above any layer of a step.",
-            unit="s",
-            low=3,
-            high=86_400,
-        ),
-    ] = 120
-
-    # -- media
-    workers: Annotated[
-        int,
-        Option(
-            "Preprocess processes (decode, resize, tokenise); 0: 2, or by the cores where the model runs on a GPU.",
-            low=0,
-            high=256,
-        ),
-    ] = 0
-    arena_mb: Annotated[
-        int,
-        Option(
-            "Shared memory for pixels on their way to the engine; 0: by the model's largest picture.",
-            unit="MiB",
-            low=0,
-            high=65_536,
-        ),
-    ] = 0
-    max_image_mb: Annotated[float, Option("Largest encoded picture.", unit="MiB", low=0.001, high=2048)] = 32
-    max_image_pixels: Annotated[
-        int, Option("Most pixels (width x height) of one picture.", low=1, high=PILLOW_MAX_PIXELS)
-    ] = 100_000_000
-    max_image_side: Annotated[int, Option("Longest side of one picture.", unit="pixels", low=1, high=1_000_000)] = (
-        32_768
-    )
-    max_images: Annotated[int, Option("Most pictures in one request.", low=1, high=4096)] = 16
-    max_video_mb: Annotated[float, Option("Largest encoded clip.", unit="MiB", low=0.001, high=65_536)] = 64
-    max_video_pixels: Annotated[
-        int, Option("Most pixels (width x height) of a clip's frames.", low=1, high=4_000_000_000)
-    ] = 36_000_000
-    max_video_s: Annotated[float, Option("Longest clip.", unit="s", low=0.1, high=1_000_000)] = 14_400
-    max_video_frames: Annotated[int, Option("Most frames of clips looked at in one request.", low=1, high=4096)] = 256
-    max_picture_tokens: Annotated[
-        int,
-        Option(
-            "Larger pictures and frames are made smaller, where a model keeps their size; 0: the model's own, on a CPU "
-            "as many as its encoder gets through in minutes.",
-            unit="vision tokens",
-            low=0,
-            high=1_048_576,
-        ),
-    ] = 0
-    image_store_mb: Annotated[
-        float, Option("Memory for pictures uploaded to /v1/images; 0: none.", unit="MiB", low=0, high=65_536)
-    ] = 256
-    image_ttl_s: Annotated[
-        float, Option("How long an uploaded picture stays without being used.", unit="s", low=1, high=2_592_000)
-    ] = 3600
-    preprocess_deadline_s: Annotated[
-        float, Option("Longest time that preparing one request may take.", unit="s", low=0.1, high=3600)
-    ] = 20
-    preprocess_memory_mb: Annotated[
-        int, Option("Most memory that a preprocess process may add while it works.", unit="MiB", low=64, high=1_048_576)
-    ] = 2048
-    exact_decode: Annotated[
-        bool, Option("Decode large JPEGs at full scale: pixels then equal the model's own processor.")
-    ] = False
-
-    # -- engine
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        Option("Where the model runs; auto is CUDA where there is a device, else the CPU."),
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Option("Type of weights and KV cache; auto is bfloat16 where the device is fast at it, else float32."),
-    ] = "auto"
-    threads: Annotated[
-        int, Option("Threads of the engine on a CPU; 0: one less than the cores, at least one.", low=0, high=1024)
-    ] = 0
-    max_running: Annotated[int, Option("Most sequences that decode at once.", low=1, high=4096)] = 64
-    max_context: Annotated[
-        int,
-        Option(
-            "Longest prompt + answer; 0: the model's, or what the KV cache holds if that is less.",
-            unit="tokens",
-            low=0,
-            high=16_777_216,
-        ),
-    ] = 0
-    max_batched_tokens: Annotated[
-        int,
-        Option(
-            "Token budget of one step: decode first, then prefill; 0: 512 on a CPU, 4096 on a GPU.",
-            unit="tokens",
-            low=0,
-            high=1_048_576,
-        ),
-    ] = 0
-    kv_tokens: Annotated[
-        int, Option("Size of the KV cache; 0: chosen from memory.", unit="tokens", low=0, high=1_073_741_824)
-    ] = 0
-    max_waiting: Annotated[
-        int, Option("Most requests that wait for the engine; one more gets 429.", low=1, high=1_000_000)
-    ] = 256
-    max_waiting_tokens: Annotated[
-        int,
-        Option("Most prompt tokens that wait for the engine; more gets 429.", unit="tokens", low=1, high=1_073_741_824),
-    ] = 262_144
-    vision_cache_mb: Annotated[
-        float,
-        Option(
-            "Memory for finished picture embeddings; 0: by the model's largest picture.",
-            unit="MiB",
-            low=0,
-            high=1_048_576,
-        ),
-    ] = 0
-    prefix_cache: Annotated[
-        bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
-    ] = True
-    speculation: Annotated[
-        Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"],
-        Option(
-            "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
-            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit), a smaller model "
-            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays, and on a GPU "
-            "none yet. No guess changes an answer."
-        ),
-    ] = "auto"
-    draft_model: Annotated[
-        str,
-        Option(
-            "A smaller model of the same vocabulary that guesses tokens ahead: a folder, or a name on the Hugging Face "
-            "hub. Empty: none."
-        ),
-    ] = ""
-    draft_head: Annotated[
-        str,
-        Option(
-            "A head in the layout of EAGLE-3, trained for the model, that guesses tokens ahead: a folder, or a name on "
-            "the Hugging Face hub. Empty: the folder 'head' in the model's, if there is one."
-        ),
-    ] = ""
-
-    # -- live streams
-    stream_max_sessions: Annotated[
-        int,
-        Option(
-            "Most live sessions, lost ones that may resume included; one more is closed with 1013.", low=1, high=100_000
-        ),
-    ] = 64
-    stream_max_fps: Annotated[
-        float, Option("Most frames a second of one session; more are dropped and counted as rate.", low=0.1, high=1000)
-    ] = 30
-    stream_max_messages_per_s: Annotated[
-        float,
-        Option(
-            "Most messages a second of one session, twice that at once; more is closed with 4429.", low=1, high=100_000
-        ),
-    ] = 120
-    stream_max_message_mb: Annotated[
-        float,
-        Option(
-            "Largest message of a live session; a larger one is closed with 1009.", unit="MiB", low=0.001, high=1024
-        ),
-    ] = 16
-    stream_max_mb_per_s: Annotated[
-        float,
-        Option(
-            "Most media a second of one session, twice that at once; more is closed with 4429.",
-            unit="MiB/s",
-            low=0.001,
-            high=100_000,
-        ),
-    ] = 32
-    stream_max_held_mb: Annotated[
-        float,
-        Option(
-            "Most encoded pictures that one session keeps; more are dropped and counted as too_large.",
-            unit="MiB",
-            low=0.001,
-            high=65_536,
-        ),
-    ] = 64
-    stream_max_queue: Annotated[
-        int,
-        Option("Most frames (overflow queue), and most asked responses, that wait in one session.", low=1, high=4096),
-    ] = 8
-    stream_max_response_tokens: Annotated[
-        int, Option("Longest response of a live session.", unit="tokens", low=1, high=1_048_576)
-    ] = 1024
-    stream_send_queue_kb: Annotated[
-        int,
-        Option("Most text that waits for a slow reader; more is closed with 1013.", unit="KiB", low=4, high=1_048_576),
-    ] = 256
-    stream_send_timeout_s: Annotated[
-        float,
-        Option(
-            "Longest time that a reader may take nothing; then it is closed with 1013.", unit="s", low=0.1, high=3600
-        ),
-    ] = 20
-    stream_idle_timeout_s: Annotated[
-        float,
-        Option(
-            "Longest time without a message from the client; then it is closed with 4408.",
-            unit="s",
-            low=0.1,
-            high=86_400,
-        ),
-    ] = 60
-    stream_max_session_s: Annotated[
-        float, Option("Longest life of a live session; then it is closed with 4410.", unit="s", low=1, high=31_536_000)
-    ] = 86_400
-    stream_resume_s: Annotated[
-        float, Option("How long a session waits for a client whose connection was lost.", unit="s", low=0, high=3600)
-    ] = 30
-
-    # -- logging
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option("Least severe log line that is written.")
     ] = "info"
@@ -344,17 +73,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for variable, text in (environment or {}).items():
             if not variable.startswith(ENVIRONMENT_PREFIX) or variable in CLIENT_VARIABLES:
                 continue
+            if is_service_link(variable, text):
+                _log.warning(
+                    "%s=%s is Kubernetes' address of a service and no option: left aside (enableServiceLinks: false in "
+                    "the pod's specification keeps it away)",
+                    variable,
+                    text[:200],
+                )
+                continue
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             if name not in OPTIONS or variable != variable.upper():
                 known = [environment_name(option) for option in OPTIONS]
                 raise SettingsError(f"Unknown environment variable {variable}.{nearest(variable, known)}")
             if text != "":  # An empty variable is how compose files say "not set".
-                values[name] = parse(name, text, source=variable)
+                values[name] = parse(OPTIONS[name], text, source=variable)
         for name, value in (given or {}).items():
             if name not in OPTIONS:
                 raise SettingsError(f"Unknown option {name}.{nearest(name, list(OPTIONS))}")
             if value is not None:
-                values[name] = parse(name, value, source=flag_name(name))
+                values[name] = parse(OPTIONS[name], value, source=flag_name(name))
         settings = msgspec.convert(values, cls)
         settings._check_together()
         return settings
@@ -376,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"--max-context: expected 0 or at least {MIN_CONTEXT} tokens, got {self.max_context}")
         if not self.host:
             raise SettingsError("--host: expected an address to listen on, such as 127.0.0.1, got an empty string")
+        if not self.image_store_mb and self.image_ttl_s != Settings().image_ttl_s:
+            raise SettingsError("--image-ttl-s is how long uploads stay, and --image-store-mb 0 keeps none: drop it")
         if self.max_image_mb > self.max_body_mb:
             raise SettingsError(
                 f"--max-image-mb {self.max_image_mb:g} is larger than --max-body-mb {self.max_body_mb:g}, "
@@ -520,45 +259,7 @@ def _folder(flag: str, model: str) -> str:
         raise SettingsError(f"{flag}: {error}") from None
 
 
-def flag_name(name: str) -> str:
-    """``max_body_mb`` → ``--max-body-mb``."""
-    return "--" + name.replace("_", "-")
-
-
-def environment_name(name: str) -> str:
-    """``max_body_mb`` → ``BEHOLDER_MAX_BODY_MB``."""
-    return ENVIRONMENT_PREFIX + name.upper()
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """`` Did you mean …?`` for the closest known name, or nothing when none is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]}?" if close else ""
-
-
-class Field(msgspec.Struct, frozen=True):
-    """An option as `load` and the command line need it. `kind` is the plain type: str, int, float, bool or tuple."""
-
-    name: str
-    kind: type
-    choices: tuple[str, ...]
-    default: Any
-    option: Option
-
-
-def _fields() -> dict[str, Field]:
-    hints = typing.get_type_hints(Settings, include_extras=True)
-    fields = {}
-    for field in msgspec.structs.fields(Settings):
-        annotated, option = typing.get_args(hints[field.name])
-        origin = typing.get_origin(annotated)
-        choices = typing.get_args(annotated) if origin is Literal else ()
-        kind = str if origin is Literal else (origin or annotated)
-        fields[field.name] = Field(field.name, kind, choices, field.default, option)
-    return fields
-
-
-OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(_fields())
+OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(fields_of(Settings))
 
 # What one process without a server has a use for: the options of `beholder caption` and of the Python API.
 OFFLINE_OPTIONS: Final = (
@@ -587,64 +288,3 @@ OFFLINE_OPTIONS: Final = (
     "draft_model",
     "draft_head",
 )
-
-_TRUE: Final = ("1", "true", "yes", "on")
-_FALSE: Final = ("0", "false", "no", "off")
-
-
-def parse(name: str, value: object, *, source: str) -> object:
-    """One option's value from a string or a Python value, checked.
-
-    Raises:
-        SettingsError: Names `source`, the value and what is expected.
-    """
-    field = OPTIONS[name]
-    shown = "a value" if name == "api_key" else repr(value)
-    refusal = SettingsError(f"{source}: expected {expected(field)}, got {shown}")
-    if field.kind is tuple:
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
-            raise refusal
-        return tuple(item.strip() for item in items if item.strip())
-    if field.kind is bool:
-        if isinstance(value, bool):
-            return value
-        word = value.strip().lower() if isinstance(value, str) else ""
-        if word not in _TRUE + _FALSE:
-            raise refusal
-        return word in _TRUE
-    if field.kind is str:
-        text = str(value) if isinstance(value, Path) else value
-        if not isinstance(text, str) or "\0" in text or (field.choices and text not in field.choices):
-            raise refusal
-        return text
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise refusal
-    try:
-        number = field.kind(value.replace("_", "") if isinstance(value, str) else value)
-    except (ValueError, OverflowError):
-        raise refusal from None
-    if isinstance(value, float) and number != value:  # int(2.5) would be accepted silently
-        raise refusal
-    if not math.isfinite(number):
-        raise refusal
-    option = field.option
-    if (option.low is not None and number < option.low) or (option.high is not None and number > option.high):
-        raise refusal
-    return number
-
-
-def expected(field: Field) -> str:
-    """What an option takes, in words."""
-    if field.choices:
-        return "one of " + ", ".join(field.choices)
-    if field.kind is bool:
-        return "true or false"
-    if field.kind is tuple:
-        return "words with commas between them"
-    if field.kind is str:
-        return "a string"
-    kind = "a whole number" if field.kind is int else "a number"
-    unit = f" of {field.option.unit}" if field.option.unit else ""
-    low, high = field.option.low, field.option.high
-    return f"{kind}{unit} from {low:.12g} to {high:.12g}" if low is not None else kind

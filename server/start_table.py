@@ -13,7 +13,8 @@ from preprocess.arena import available_memory
 from preprocess.errors import ServiceError
 from preprocess.families import largest_item_tokens, load_family
 from preprocess.model_folder import ModelFolder
-from server.settings import MEBIBYTE, Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import MEBIBYTE, Settings
 
 LEAST_ARENA_MB: Final = 64
 MOST_ARENA_MB: Final = 1024
@@ -51,6 +52,12 @@ class Start:
         except ServiceError as error:
             raise SettingsError(f"--model: {error.message}") from None
         own = largest_item_tokens(load_family(folder))
+        bound = settings.max_picture_tokens
+        if bound and picture_tokens > bound and picture_tokens == own:
+            raise SettingsError(
+                f"--max-picture-tokens {bound}: this model ({folder.model_type}) takes its pictures in sizes of its "
+                f"own, up to {own} tokens each; leave the option out"
+            )
         frames = min(family.clips.max_frames, settings.max_video_frames) if family.clips is not None else 0
         if not settings.arena_mb:
             wanted = settings.num_workers * PICTURES_A_WORKER * family.max_pixel_bytes // MEBIBYTE

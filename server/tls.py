@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import psutil
 
-from server.settings import Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import Settings
 
 if TYPE_CHECKING:
     from cryptography import x509

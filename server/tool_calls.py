@@ -4,6 +4,7 @@
 
     text ─"<tool_call>"─▶ head ─name known─▶ arguments ─their last brace─▶ tail ─"</tool_call>"─▶ text
                             └── no call after all: it was text ──▶ text
+    text ─"<tool_call>" once more than wanted─▶ over
 
 Arguments are passed on as they come. What is no call, or calls nobody that was offered, is text.
 """
@@ -32,10 +33,12 @@ class ToolCallParser:
 
     Args:
         names: The functions that were offered.
+        at_most: From where the model begins a further call on, nothing is passed on; None: there may be any number.
     """
 
-    def __init__(self, names: Set[str]) -> None:
+    def __init__(self, names: Set[str], at_most: int | None = None) -> None:
         self._names = names
+        self._at_most = at_most
         self._state = "text"
         self._buffer = ""
         self._space = ""
@@ -79,6 +82,9 @@ class ToolCallParser:
             return self._head(pieces)
         if self._state == "arguments":
             return self._arguments(pieces)
+        if self._state == "over":
+            self._buffer = ""
+            return False
         before, found, after = self._buffer.partition(CLOSE)
         if found:
             self._state, self._buffer = "text", after
@@ -91,6 +97,8 @@ class ToolCallParser:
         if found:
             self._say(before, pieces)
             self._state, self._buffer = "head", after
+            if self._at_most is not None and len(self._found) >= self._at_most:
+                self._state = "over"
             return True
         held = next((n for n in range(min(len(OPEN) - 1, len(before)), 0, -1) if before.endswith(OPEN[:n])), 0)
         self._say(before[: len(before) - held], pieces)

@@ -12,9 +12,11 @@ Nothing gets out of the machine: names other than the loopback's are not resolve
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import ipaddress
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,9 +33,12 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 PICTURES: Final = ROOT / "samples" / "pictures"
 CLIPS: Final = ROOT / "samples" / "clips"
-CHROMIUM: Final = "/usr/bin/chromium"
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+"""What Chromium is called, in the order in which they are tried. Playwright's own comes last."""
 LAPTOP: Final = {"width": 1280, "height": 800}
 PHONE: Final = {"width": 360, "height": 740}
+PATIENCE_MS: Final = 60_000
+"""A machine that does much else is no failure; the first page of a server imports Gradio, which takes long on one."""
 _SWITCHES: Final = (
     "--no-sandbox",
     "--disable-gpu",
@@ -54,8 +59,24 @@ _DARKEST, _BRIGHTEST = 16, 235
 def require_browser() -> None:
     """Skips the test where there is no Chromium or no playwright."""
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install '.[dev]')")
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"no browser: {CHROMIUM} is missing (apt-get install chromium)")
+    if find_browser() is None:
+        pytest.skip(
+            f"no browser: none of {', '.join(NAMES)} is on the PATH, nor playwright's own (`playwright install`)"
+        )
+
+
+@functools.cache
+def find_browser() -> str | None:
+    """The browser's program: the system's, else the one that playwright has downloaded; None where there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None) or _playwrights_own()
+
+
+def _playwrights_own() -> str | None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
 
 
 @contextlib.contextmanager
@@ -81,7 +102,7 @@ def another(kind: BrowserType, camera: Path | None = None, *, refuse_camera: boo
         switches += ["--use-fake-device-for-media-stream", f"--use-file-for-fake-video-capture={camera}"]
         if not refuse_camera:
             switches.append("--use-fake-ui-for-media-stream")
-    browser = kind.launch(executable_path=CHROMIUM, args=switches)
+    browser = kind.launch(executable_path=find_browser(), args=switches)
     try:
         yield browser
     finally:
@@ -117,7 +138,7 @@ class Visit:
             reduced_motion="reduce" if reduced_motion else "no-preference",
             **options,
         )
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(PATIENCE_MS)
         self.context.on("request", lambda request: self._note(request.url))
         self.page = self.new_page()
 

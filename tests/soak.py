@@ -18,6 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serving import Served
+from serving import PATIENCE_S, Served
 from streaming import Camera, framed, picture
 from websockets.exceptions import ConnectionClosed
 
@@ -73,11 +75,14 @@ class Report:
             before = max(s.descriptors.get(name, 0) for s in first)
             if count > before + 8:  # connections come and go
                 self.complaints.append(f"{name} holds {count} descriptors, {before} before")
-        if last[-1].queued_bytes > 1 << 20:
-            self.complaints.append(f"{last[-1].queued_bytes:.0f} bytes wait for readers who read")
+        queued = min(sample.queued_bytes for sample in last)
+        if queued > 1 << 20:
+            self.complaints.append(f"{queued:.0f} bytes wait for readers who read")
 
 
-async def film(camera: Camera, number: int, fps: float, until_s: float, report: Report, start: asyncio.Event) -> None:
+async def film(
+    camera: Camera, number: int, fps: float, goes_on: Callable[[], bool], report: Report, start: asyncio.Event
+) -> None:
     """One client: sends, reads, loses its connection at times."""
     chance = random.Random(number)
     still = number % 2 == 1
@@ -90,13 +95,13 @@ async def film(camera: Camera, number: int, fps: float, until_s: float, report: 
     async def read() -> None:
         with contextlib.suppress(ConnectionClosed):
             while True:
-                await camera.next(60)
+                await camera.next()
                 del camera.events[1:-400]  # the first is needed to resume
 
     reading = asyncio.ensure_future(read())
     index = 0
     await asyncio.sleep(chance.random() / fps)
-    while time.monotonic() < until_s:
+    while goes_on():
         index += 1
         seed = index // 20 if still else index
         with contextlib.suppress(ConnectionClosed):
@@ -109,16 +114,15 @@ async def film(camera: Camera, number: int, fps: float, until_s: float, report: 
             reading = asyncio.ensure_future(read())
         await asyncio.sleep(1 / fps)
     await camera.say("session.update", session={"trigger": {"mode": "manual"}})
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while camera_runs(camera) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     await asyncio.sleep(1.2)  # a last statistic
     await camera.close()
     await reading
     totals = [event for event in camera.events if event["type"] == "frames.stats"][-1]
-    for name, count in {"received": totals["received"], "captioned": totals["captioned"], **totals["dropped"]}.items():
+    for name, count in counted(camera).items():
         report.frames[name] = report.frames.get(name, 0) + count
-    report.frames["pending"] = report.frames.get("pending", 0) + totals["pending"]
     if totals["received"] != totals["captioned"] + sum(totals["dropped"].values()) + totals["pending"]:
         report.complaints.append(f"session {number}: {totals}")
     done = [event for event in camera.events if event["type"] == "response.done"]
@@ -128,20 +132,28 @@ async def film(camera: Camera, number: int, fps: float, until_s: float, report: 
         report.complaints.append(f"session {number}: its last response never ended")
 
 
+def counted(camera: Camera) -> dict[str, int]:
+    """What became of its frames, as it was told last."""
+    told = [event for event in camera.events if event["type"] == "frames.stats"]
+    if not told:
+        return {}
+    return {**{name: told[-1][name] for name in ("received", "captioned", "pending")}, **told[-1]["dropped"]}
+
+
 def camera_runs(camera: Camera) -> bool:
     """Whether its last response still runs."""
     kinds = [event["type"] for event in camera.events if event["type"] in {"response.created", "response.done"}]
     return bool(kinds) and kinds[-1] == "response.created"
 
 
-async def watch(served: Served, report: Report, until_s: float, started_s: float) -> None:
+async def watch(served: Served, report: Report, goes_on: Callable[[], bool], started_s: float) -> None:
     """Sample the processes."""
     names = {served.process.pid: "launcher"}
     for role in ("server", "preprocess", "detokenizer", "engine"):
         for index, pid in enumerate(served.pids(role)):
             names[pid] = f"{role} {index}"
     processes = {name: psutil.Process(pid) for pid, name in names.items()}
-    while time.monotonic() < until_s:
+    while goes_on():
         queued, held = await asyncio.to_thread(
             lambda: [served.metric(f"beholder_stream_{what}_bytes") for what in ("queued", "held")]
         )
@@ -158,24 +170,43 @@ async def watch(served: Served, report: Report, until_s: float, started_s: float
 
 
 async def soak(
-    served: Served, *, sessions: int, fps: float, seconds: float, max_growth_mb: float = MAX_GROWTH_MB
+    served: Served,
+    *,
+    sessions: int,
+    fps: float,
+    seconds: float,
+    max_growth_mb: float = MAX_GROWTH_MB,
+    least: Mapping[str, int] | None = None,
 ) -> Report:
-    """Run it against a server."""
+    """Run it against a server: for `seconds`, and longer where a busy machine takes longer to do `least`: so many
+    frames received, captioned and so on, and so many sessions resumed.
+    """
     report = Report(seconds, max_growth_mb)
     start = asyncio.Event()
     cameras = [Camera(served.url) for _ in range(sessions)]
     until_s = time.monotonic() + seconds + sessions * 0.02
-    films = [asyncio.ensure_future(film(c, i, fps, until_s, report, start)) for i, c in enumerate(cameras)]
+
+    def goes_on() -> bool:
+        if time.monotonic() < until_s:
+            return True
+        if least is None or time.monotonic() > until_s + PATIENCE_S:
+            return False
+        totals = Counter({"resumed": report.resumed})
+        for camera in cameras:
+            totals.update(counted(camera))
+        return any(totals[name] < count for name, count in least.items())
+
+    films = [asyncio.ensure_future(film(c, i, fps, goes_on, report, start)) for i, c in enumerate(cameras)]
     while not all(camera.events and camera.events[-1]["type"] == "session.updated" for camera in cameras):
         await asyncio.sleep(0.05)
         for task in films:
             if task.done():
                 task.result()
     start.set()
-    watching = asyncio.ensure_future(watch(served, report, until_s, time.monotonic()))
+    watching = asyncio.ensure_future(watch(served, report, goes_on, time.monotonic()))
     await asyncio.gather(*films, watching)
     report.judge()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "beholder_arena_used_bytes")
     while left := {name: value for name in names if (value := served.metric(name))}:
         if time.monotonic() > deadline:

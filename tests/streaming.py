@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import jsonschema
 from PIL import Image, ImageDraw
+from serving import PATIENCE_S
 from websockets.asyncio.client import ClientConnection, connect
 
 SCHEMA: Final = json.loads((Path(__file__).parents[1] / "docs" / "protocol.schema.json").read_text())
@@ -87,7 +88,9 @@ class Camera:
             resume_token=created["resume_token"],
             last_seq=self.events[-1]["seq"],
         )
-        while (event := json.loads(await asyncio.wait_for(self.socket.recv(), 20)))["type"] != "session.resumed":
+        while (event := json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE_S)))[
+            "type"
+        ] != "session.resumed":
             assert event["type"] == "session.created", event
         check_event(event)
 
@@ -103,7 +106,7 @@ class Camera:
         assert self.socket is not None
         await self.socket.send(data)
 
-    async def next(self, timeout_s: float = 30) -> dict[str, Any]:
+    async def next(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next event."""
         assert self.socket is not None
         event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
@@ -112,7 +115,7 @@ class Camera:
         self.events.append(event)
         return event
 
-    async def until(self, kind: str, timeout_s: float = 30) -> dict[str, Any]:
+    async def until(self, kind: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next event of a type."""
         while (event := await self.next(timeout_s))["type"] != kind:
             pass

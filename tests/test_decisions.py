@@ -20,7 +20,7 @@ import beholder as api
 from engine.batch import Row, RowSampling
 from preprocess.wire import Branch, Job, Lease, Message, SamplingParams, TextPart
 from server.decisions import OPTIONS, decisions_of, questions_of, weighed
-from server.dispatcher import sequences_of
+from server.sequences import sequences_of
 
 QUESTIONS: list[str | dict[str, Any]] = [
     "Is it red?",

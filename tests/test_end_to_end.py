@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 from PIL import Image, ImageDraw
-from serving import Served
+from serving import ENDLESS, Served
 
 ANSWER = 24
 
@@ -37,7 +37,8 @@ def text_part(text: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(tiny_model: Path) -> Iterator[Served]:
-    with Served(tiny_model, dtype="float32", api_key="secret", max_waiting=4, max_running=4) as server:
+    with Served(tiny_model, held=True, dtype="float32", api_key="secret", max_waiting=4, max_running=4) as server:
+        server.client.headers["Authorization"] = "Bearer secret"
         yield server
 
 
@@ -142,21 +143,30 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI, served: Serve
         )
 
 
-def test_more_than_the_queue_holds_is_refused_with_retry_after(client: openai.OpenAI, model_name: str) -> None:
+def test_more_than_the_queue_holds_is_refused_with_retry_after(
+    client: openai.OpenAI, served: Served, model_name: str
+) -> None:
+    """Four answers are written, four wait, and none ends before the others have heard that there is no room."""
+
     def one(number: int) -> Any:
         messages: Any = [{"role": "user", "content": f"request {number}"}]
         try:
             client.chat.completions.create(
-                model=model_name, messages=messages, max_tokens=300, extra_body={"ignore_eos": True}
+                model=model_name, messages=messages, max_tokens=ENDLESS, extra_body={"ignore_eos": True}
             )
         except openai.RateLimitError as error:
             return error
         return None
 
     with concurrent.futures.ThreadPoolExecutor(40) as pool:
-        outcomes = list(pool.map(one, range(40)))
-    refused = [outcome for outcome in outcomes if outcome is not None]
-    assert 0 < len(refused) < 40
+        asked = [pool.submit(one, number) for number in range(40)]
+        try:
+            served.wait_for(lambda: sum(each.done() for each in asked) >= 32)
+        finally:
+            served.release("answers")
+        refused = [error for each in asked if (error := each.result()) is not None]
+    served.hold("answers")
+    assert 32 <= len(refused) < 40
     for error in refused:
         assert error.code == "queue_full"
         assert int(error.response.headers["retry-after"]) >= 1

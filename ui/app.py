@@ -22,7 +22,7 @@ from typing import Final
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,6 +62,7 @@ def mount(app: FastAPI, scratch: str) -> Ui:
     for path in ("/", PATH):
         app.add_route(path, _to_the_page, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_route("/favicon.ico", _icon, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_route("/manifest.json", _manifest, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount(PATH, ui)
     outer = app.router.lifespan_context
 
@@ -147,6 +148,17 @@ async def _to_the_page(request: Request) -> Response:
 
 async def _icon(request: Request) -> Response:
     return FileResponse(STATIC / "icon.svg")
+
+
+async def _manifest(request: Request) -> Response:
+    """What Gradio's page asks for: how a browser that installs it names it. Addresses are relative to this one's."""
+    manifest = {
+        "name": "Beholder",
+        "start_url": "ui/",
+        "display": "standalone",
+        "icons": [{"src": "favicon.ico", "sizes": "any", "type": "image/svg+xml"}],
+    }
+    return JSONResponse(manifest, media_type="application/manifest+json")
 
 
 def _with_headers(send: Send, cache: str) -> Send:

@@ -228,8 +228,8 @@ def fit(
     """
     if max(width, height) / min(width, height) > _MAX_ASPECT:
         raise ClientError(
-            f"the {what} is {width:,} × {height:,} pixels; this model takes none whose one side is more than "
-            f"{_MAX_ASPECT} times the other. Crop it",
+            f"The {what} is {width:,} × {height:,} pixels; this model takes none whose one side is more than "
+            f"{_MAX_ASPECT} times the other. Crop it.",
             code="image_too_narrow",
         )
     rows, columns = round(height / side) * side, round(width / side) * side

@@ -32,31 +32,35 @@ def frames(source):
                 yield frame.time or due, jpeg.getvalue()
 
 
-async def send(socket, source, question):
-    """Send the source at its own pace, then say that it is over."""
+async def send(socket, source, question, told):
+    """Send the source at its own pace, then say that it is over, when the server has nothing left to look at."""
     session = {"trigger": {"mode": "on_change"}, "max_tokens": 64}
     if question:
         session["prompt"] = question
     await socket.send(json.dumps({"type": "session.update", "session": session}))
-    loop, pictures, first = asyncio.get_running_loop(), frames(source), None
+    loop, pictures, first, sent = asyncio.get_running_loop(), frames(source), None, 0
     while (item := await asyncio.to_thread(next, pictures, None)) is not None:
         seconds, jpeg = item
         first = loop.time() - seconds if first is None else first
         await asyncio.sleep(first + seconds - loop.time())
         header = json.dumps({"k": "frame", "ts": seconds * 1000, "mime": "image/jpeg"}).encode()
         await socket.send(struct.pack(">H", len(header)) + header + jpeg)
-    await asyncio.sleep(1 / FPS)  # the last frame may begin a caption
+        sent += 1
+    while told.get("received", 0) < sent or told["pending"]:
+        await asyncio.sleep(1 / FPS)
     await socket.send(json.dumps({"type": "session.close"}))
 
 
-async def hear(socket):
-    """Print what is said until the connection ends."""
+async def hear(socket, told):
+    """Print what is said until the connection ends, and note what became of the frames."""
     async for message in socket:
         event = json.loads(message)
         if event["type"] == "response.output_text.delta":
             print(event["delta"], end="", flush=True)
         elif event["type"] == "response.done":
             print(f"   [{event['status']}, frame age {event['frame_age_ms'] or 0:.0f} ms]")
+        elif event["type"] == "frames.stats":
+            told.update(event)
         if event.get("error"):
             print(event["error"]["message"], file=sys.stderr)
 
@@ -64,7 +68,9 @@ async def hear(socket):
 async def main(source, question=None):
     headers = {"Authorization": f"Bearer {KEY}"} if KEY else {}
     async with connect(URL, subprotocols=["vlm.stream.v1"], additional_headers=headers) as socket:
-        hearing, sending = asyncio.create_task(hear(socket)), asyncio.create_task(send(socket, source, question))
+        told = {}
+        hearing = asyncio.create_task(hear(socket, told))
+        sending = asyncio.create_task(send(socket, source, question, told))
         try:
             await asyncio.wait([hearing, sending], return_when=asyncio.FIRST_COMPLETED)
             if sending.done() and not isinstance(sending.exception(), ConnectionClosed):

@@ -18,9 +18,9 @@ import msgspec
 
 from preprocess.errors import BeholderError, ClientError
 from preprocess.wire import ImagePart, Message, TextPart
+from server.options.option import SettingsError, nearest
 from server.request_models import SAMPLING_FIELDS, Sampling
 from server.sampling_rules import sampling_options
-from server.settings import SettingsError, nearest
 from server.shape_models import SHAPE_FIELDS
 
 FOLDER: Final = Path(__file__).parent

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from preprocess.errors import BeholderError, ClientError
 from preprocess.wire import ClipInfo, Delta, ImageInfo
 from server.intake import Call, caption_call, caption_from_json, caption_from_text
+from server.json_body import read_json
 from server.request_models import CaptionRequest
 from server.routes.answering import Answer, Arrival, Stream, Timings, collect, start
 from server.routes.chat import CompletionUsage, completion_usage
@@ -106,17 +107,21 @@ async def _read_call(request: Request, context: Context) -> Call:
     session_header = request.headers.get("x-session-id")
     query = request.query_params.multi_items()
     if media_type == "application/json":
-        body = await read_body(request, settings.max_body_bytes, context.bodies)
-        fields = _with_query(caption_from_json(body), caption_from_text(query), query)
-        return caption_call(fields, [], settings, session_header)
+        asked = await read_json(request, settings.max_body_bytes, context.bodies)
+
+        def from_json(raw: bytes) -> Call:
+            fields = _with_query(caption_from_json(raw), caption_from_text(query), query)
+            return caption_call(fields, [], settings, session_header)
+
+        return await asked.read(from_json, lambda call: call.messages)
     form = Form()
     if media_type == "multipart/form-data":
         chunks = body_chunks(request, settings.max_body_bytes, context.bodies)
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=settings.max_images)
     elif media_type.startswith(_RAW_TYPES):
-        body = await read_body(request, settings.max_body_bytes, context.bodies)
-        form.files.append(("video" if media_type.startswith("video/") else "body", bytes(body)))
+        data = await read_body(request, settings.max_body_bytes, context.bodies)
+        form.files.append(("video" if media_type.startswith("video/") else "body", data))
     else:
         raise ClientError(
             f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from preprocess.wire import Delta, DeltaLogprob
 from server.intake import Call, chat_call
+from server.json_body import read_json
 from server.routes.answering import Answer, Arrival, MediaTokens, Stream, collect, start
-from server.routes.connection import read_body
 from server.routes.context import Context
 from server.tool_calls import ToolCallParser
 from server.tool_models import ToolCallDelta, ToolCallOut
@@ -143,8 +143,11 @@ def router(context: Context) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         arrival = Arrival(context)
         async with arrival.time_limit():
-            body = await read_body(request, context.settings.max_body_bytes, context.bodies)
-        call = chat_call(body, context.settings, request.headers.get("x-session-id"))
+            body = await read_json(request, context.settings.max_body_bytes, context.bodies)
+            session_header = request.headers.get("x-session-id")
+            call = await body.read(
+                lambda raw: chat_call(raw, context.settings, session_header), lambda call: call.messages
+            )
         del body
         answer = await start(context, request, call, arrival)
         completion_id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -205,7 +208,7 @@ async def _events(completion_id: str, call: Call, answer: Answer) -> AsyncGenera
             + b"\n\n"
         )
 
-    parsers = [ToolCallParser(call.tool_names) for _ in range(call.n)] if call.tool_names else []
+    parsers = [ToolCallParser(call.tool_names, call.max_calls) for _ in range(call.n)] if call.tool_names else []
     for index in range(call.n):
         yield event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
     async with contextlib.aclosing(answer.deltas()) as deltas:
@@ -244,7 +247,7 @@ def _changes(parser: ToolCallParser, delta: Delta) -> list[ChunkDelta]:
 
 def _find_calls(choice: CompletionChoice, call: Call) -> None:
     """Take a whole answer apart into text and calls."""
-    parser = ToolCallParser(call.tool_names)
+    parser = ToolCallParser(call.tool_names, call.max_calls)
     pieces = [*parser.feed(choice.message.content or ""), *parser.finish()]
     text = "".join(piece for piece in pieces if isinstance(piece, str))
     if parser.calls:

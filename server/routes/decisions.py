@@ -12,9 +12,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from preprocess.errors import BeholderError
+from preprocess.errors import BeholderError, ClientError
 from preprocess.wire import Delta, ImageInfo, TextPart
-from server.decision_models import Decision, DecisionQuestion
+from server.decision_models import Decision, DecisionQuestion, DecisionRequest
 from server.decisions import (
     OPTIONS,
     checked_questions,
@@ -24,11 +24,12 @@ from server.decisions import (
     weighed,
 )
 from server.intake import Call, caption_call
+from server.json_body import read_json
 from server.request_models import CaptionRequest
 from server.routes.answering import Arrival, collect, start
 from server.routes.captions import own_field
 from server.routes.chat import CompletionUsage, completion_usage
-from server.routes.connection import body_chunks, read_body
+from server.routes.connection import body_chunks
 from server.routes.context import Context
 from server.routes.form import Form, read_form
 
@@ -91,14 +92,25 @@ async def _read_call(request: Request, context: Context) -> tuple[Call, list[Dec
     """
     settings = context.settings
     content_type = request.headers.get("content-type", "").strip()
+    if request.query_params:
+        name = next(iter(request.query_params))[:200]
+        raise ClientError(f"`{name}` belongs into the body.", code="invalid_value", param=name)
+    session_header = request.headers.get("x-session-id")
     form = Form()
     if content_type.lower().startswith("multipart/form-data"):
         chunks = body_chunks(request, settings.max_body_bytes, context.bodies)
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=settings.max_images)
-        fields = decision_from_text(form.fields)
-    else:
-        fields = decision_from_json(await read_body(request, settings.max_body_bytes, context.bodies))
+        return _call_of(decision_from_text(form.fields), form, context, session_header)
+    body = await read_json(request, settings.max_body_bytes, context.bodies)
+    return await body.read(
+        lambda raw: _call_of(decision_from_json(raw), form, context, session_header), lambda made: made[0].messages
+    )
+
+
+def _call_of(
+    fields: DecisionRequest, form: Form, context: Context, session_header: str | None
+) -> tuple[Call, list[DecisionQuestion]]:
     questions = checked_questions(fields)
     caption = CaptionRequest(
         model=fields.model,
@@ -109,7 +121,7 @@ async def _read_call(request: Request, context: Context) -> tuple[Call, list[Dec
         session_id=fields.session_id,
         priority=fields.priority,
     )
-    call = caption_call(caption, form.files, settings, request.headers.get("x-session-id"))
+    call = caption_call(caption, form.files, context.settings, session_header)
     messages = [
         msgspec.structs.replace(message, content=[part for part in message.content if part != TextPart("")])
         for message in call.messages

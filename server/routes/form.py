@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,11 +12,14 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from preprocess.errors import ClientError
+from server.routes.connection import joined
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 MAX_FIELDS = 64
+BYTES_A_TURN = 32 << 10
+"""The parser is in Python, and what looks like the beginning of many boundaries keeps it busy."""
 
 
 @dataclass
@@ -44,13 +48,15 @@ async def read_form(content_type: str, chunks: AsyncIterator[bytes], *, max_file
     try:
         parser = MultipartParser(boundary, reader.callbacks())
         async for chunk in chunks:
-            parser.write(chunk)
+            for start in range(0, len(chunk), BYTES_A_TURN):
+                parser.write(chunk[start : start + BYTES_A_TURN])
+                await asyncio.sleep(0)
         parser.finalize()
     except (FormParserError, ValueError):  # also when the boundary itself is none
         raise _malformed("it does not keep to the format") from None
     if not reader.ended:
         raise _malformed("it ends before its last boundary")
-    return reader.form
+    return Form([(name, await joined(pieces)) for name, pieces in reader.files], reader.fields)
 
 
 def _malformed(what: str) -> ClientError:
@@ -61,13 +67,14 @@ class _FormReader:
     """Collects the parser's callbacks into a form, one part at a time."""
 
     def __init__(self, max_files: int) -> None:
-        self.form = Form()
+        self.files: list[tuple[str, list[bytes]]] = []
+        self.fields: list[tuple[str, str]] = []
         self.ended = False
         self._max_files = max_files
         self._header_name = bytearray()
         self._header_value = bytearray()
         self._disposition = b""
-        self._data = bytearray()
+        self._pieces: list[bytes] = []
         self._name = ""
         self._is_file = False
 
@@ -86,7 +93,7 @@ class _FormReader:
 
     def _on_part_begin(self) -> None:
         self._disposition = b""
-        self._data = bytearray()
+        self._pieces = []
         self._header_name.clear()
         self._header_value.clear()
 
@@ -112,23 +119,23 @@ class _FormReader:
         if not self._name:
             raise _malformed("a part has no field name")
         self._is_file = b"filename" in options
-        if self._is_file and len(self.form.files) >= self._max_files:
+        if self._is_file and len(self.files) >= self._max_files:
             raise ClientError(
                 f"The form holds more than {self._max_files} pictures, the most that are accepted in one request.",
                 code="too_many_images",
             )
-        if not self._is_file and len(self.form.fields) >= MAX_FIELDS:
+        if not self._is_file and len(self.fields) >= MAX_FIELDS:
             raise ClientError(f"The form holds more than {MAX_FIELDS} fields.", code="invalid_form")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self._data += memoryview(data)[start:end]
+        self._pieces.append(data[start:end])
 
     def _on_part_end(self) -> None:
         if self._is_file:
-            self.form.files.append((self._name, bytes(self._data)))
+            self.files.append((self._name, self._pieces))
         else:
             try:
-                self.form.fields.append((self._name, self._data.decode()))
+                self.fields.append((self._name, b"".join(self._pieces).decode()))
             except UnicodeDecodeError:
                 raise ClientError(
                     f"`{self._name[:200]}` is no UTF-8 text. If it is a file, send it with a file name "
@@ -136,7 +143,7 @@ class _FormReader:
                     code="invalid_value",
                     param=self._name[:200],
                 ) from None
-        self._data = bytearray()
+        self._pieces = []
 
     def _on_end(self) -> None:
         self.ended = True

@@ -94,7 +94,7 @@ async def _read(request: Request, context: Context) -> bytes:
             raise ClientError(f"The field `{name[:200]}` is unknown.", code="unknown_parameter", param=name[:200])
         data = form.files[0][1] if form.files else b""
     elif media_type.startswith(_RAW_TYPES):
-        data = bytes(await read_body(request, limit, context.bodies))
+        data = await read_body(request, limit, context.bodies)
     else:
         raise ClientError(
             f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "

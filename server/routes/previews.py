@@ -18,6 +18,7 @@ from preprocess.errors import BeholderError, ClientError
 from preprocess.wire import ClipInfo, Detail, ImageInfo, ImagePart, Previewed, SeenTile, TextPart, VideoPart
 from server.complaints import decode, of_validation, unknown
 from server.intake import Call, caption_call
+from server.json_body import read_json
 from server.request_models import CaptionRequest
 from server.routes.answering import Arrival
 from server.routes.captions import own_field
@@ -117,19 +118,19 @@ async def _read_call(request: Request, context: Context) -> Call:
     query = request.query_params.multi_items()
     form = Form()
     if media_type == "application/json":
-        asked = decode(_decoder, await read_body(request, settings.max_body_bytes, context.bodies))
+        body = await read_json(request, settings.max_body_bytes, context.bodies)
         if query:
             raise ClientError(
                 f"`{query[0][0][:200]}` belongs into the JSON body.", code="invalid_value", param=query[0][0][:200]
             )
-        return _caption(asked, form, context)
+        return await body.read(lambda raw: _caption(decode(_decoder, raw), form, context), lambda call: call.messages)
     if media_type == "multipart/form-data":
         chunks = body_chunks(request, settings.max_body_bytes, context.bodies)
         async with contextlib.aclosing(chunks):
             form = await read_form(content_type, chunks, max_files=1)
     elif media_type.startswith(_RAW_TYPES):
-        body = await read_body(request, settings.max_body_bytes, context.bodies)
-        form.files.append(("video" if media_type.startswith("video/") else "body", bytes(body)))
+        data = await read_body(request, settings.max_body_bytes, context.bodies)
+        form.files.append(("video" if media_type.startswith("video/") else "body", data))
     else:
         raise ClientError(
             f"The content type {media_type[:100]!r} is not understood here; expected multipart/form-data (curl -F "

@@ -12,22 +12,16 @@ from typing import Final
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Delta, ImagePart, Message, TextPart, VideoPart
+from server.stream.client_events import Ask
 from server.stream.configuration import first_configuration
-from server.stream.events import (
-    Ask,
-    ErrorEvent,
-    ErrorInfo,
-    ServerEvent,
-    SessionCreated,
-    SessionSettings,
-    SessionUpdated,
-    TriggerMode,
-)
 from server.stream.lifetime import Lifetime, Tally
 from server.stream.mailbox import DropReason, Frame
+from server.stream.outbound import ServerEvent
 from server.stream.reception import Reception
 from server.stream.response import Ending, Response
 from server.stream.sampling import Question
+from server.stream.server_events import ErrorEvent, ErrorInfo, SessionCreated, SessionUpdated
+from server.stream.settings_events import SessionSettings, TriggerMode
 from server.stream.terms import Terms
 from server.stream.work import Start
 

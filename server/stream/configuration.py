@@ -15,8 +15,9 @@ from preprocess.options import bounded
 from server.complaints import decode, invalid, unsupported
 from server.request_models import DEFAULT_PROMPT
 from server.shape_models import TextFormat
-from server.stream.events import SESSION_SAMPLING, Ask, SessionPatch, SessionSettings, Trigger, TriggerPatch
+from server.stream.client_events import Ask
 from server.stream.sampling import Question, asked_question, below, session_question
+from server.stream.settings_events import SESSION_SAMPLING, SessionPatch, SessionSettings, Trigger, TriggerPatch
 from server.stream.terms import TRIGGERS, Terms
 
 MAX_TEXT: Final = 32_768

@@ -16,7 +16,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from preprocess.errors import BeholderError, ServiceError
-from server.stream.events import SessionResume
+from server.stream.client_events import SessionResume
 from server.stream.hub import Hub
 from server.stream.incoming import decode_event
 from server.stream.lifetime import Lifetime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from preprocess.errors import ClientError
@@ -42,6 +42,11 @@ class Item:
             "role": self.role,
             "content": content,
         }
+
+    @property
+    def num_images(self) -> int:
+        """Pictures in it."""
+        return sum(isinstance(part, ImagePart) for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
@@ -88,7 +93,7 @@ class Conversation:
                 code="conversation_full",
                 param="item",
             )
-        num_images = sum(isinstance(part, ImagePart) for known in (*self._items, item) for part in known.parts)
+        num_images = sum(known.num_images for known in (*self._items, item))
         if num_images > self._max_images:
             raise ClientError(
                 f"The conversation would hold {num_images} pictures; at most {self._max_images} are accepted: delete "
@@ -137,8 +142,17 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     return turns
 
 
-def item_of(given: ItemInput, path: str, detail: Detail, max_image_bytes: int) -> Item:
-    """An item that a client sent.
+@dataclass(frozen=True)
+class PictureTerms:
+    """How the pictures of an item are taken. `max_bytes`: encoded."""
+
+    max_bytes: int
+    detail: Detail = "auto"
+    max_pixels: int = 0
+
+
+def item_of(given: ItemInput, path: str, terms: PictureTerms) -> Item:
+    """An item that a client sent. A picture's own `detail` goes before that of the terms.
 
     Raises:
         ClientError: Naming the field.
@@ -157,19 +171,26 @@ def item_of(given: ItemInput, path: str, detail: Detail, max_image_bytes: int) -
                 f"{' or '.join(_PARTS_OF[given.role])}.",
             )
         if content.type == "input_image":
-            parts.append(
-                picture(content.image_url or "", content.detail or detail, f"{place}.image_url", max_image_bytes)
-            )
-        elif content.text is None:
+            _refuse_other(content.text, f"{place}.text", "input_image")
+            detail = content.detail or terms.detail
+            parts.append(picture(content.image_url or "", f"{place}.image_url", replace(terms, detail=detail)))
+            continue
+        _refuse_other(content.image_url, f"{place}.image_url", content.type)
+        _refuse_other(content.detail, f"{place}.detail", content.type)
+        if content.text is None:
             raise invalid(f"{place}.text", f"`{place}.text` is missing.")
-        else:
-            parts.append(TextPart(content.text))
+        parts.append(TextPart(content.text))
     if not parts:
         raise invalid(f"{path}.content", f"`{path}.content` is empty; expected text or a picture.")
     return Item(given.id or new_id("item"), given.role, parts)
 
 
-def picture(url: str, detail: Detail, path: str, max_bytes: int) -> ImagePart:
+def _refuse_other(value: object, path: str, kind: str) -> None:
+    if value is not None:
+        raise invalid(path, f"`{path}` has no meaning in {kind}: leave it out.")
+
+
+def picture(url: str, path: str, terms: PictureTerms) -> ImagePart:
     """A picture from a data URL; workers decode it.
 
     Raises:
@@ -182,14 +203,14 @@ def picture(url: str, detail: Detail, path: str, max_bytes: int) -> ImagePart:
             code="remote_url_not_supported",
             param=path,
         )
-    if len(url) * 3 // 4 > max_bytes + 1024:
+    if len(url) * 3 // 4 > terms.max_bytes + 1024:
         raise ClientError(
-            f"`{path}` is a picture of {len(url) * 3 // 4:,} bytes; at most {max_bytes:,} are accepted.",
+            f"`{path}` is a picture of {len(url) * 3 // 4:,} bytes; at most {terms.max_bytes:,} are accepted.",
             status=413,
             code="image_too_large",
             param=path,
         )
-    return ImagePart(data_url=url, detail=detail)
+    return ImagePart(data_url=url, detail=terms.detail, max_pixels=terms.max_pixels)
 
 
 def new_id(kind: str) -> str:

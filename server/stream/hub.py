@@ -15,10 +15,12 @@ from prometheus_client.registry import Collector
 
 from preprocess.errors import ClientError
 from server.routes.context import Context
-from server.stream.events import ServerEvent, SessionResume, SessionResumed, SessionResyncRequired
+from server.stream.client_events import SessionResume
 from server.stream.lifetime import Lifetime
 from server.stream.live import Live
 from server.stream.mailbox import DROP_REASONS
+from server.stream.outbound import ServerEvent
+from server.stream.server_events import SessionResumed, SessionResyncRequired
 from server.stream.session import Session
 from server.stream.terms import terms_of
 from server.stream.work import State

@@ -9,7 +9,7 @@ import msgspec
 
 from preprocess.errors import ClientError
 from server.complaints import decode, nearest_name
-from server.stream.events import CLIENT_EVENTS, ClientEvent, Envelope
+from server.stream.client_events import CLIENT_EVENTS, ClientEvent, Envelope
 
 _envelope: Final = msgspec.json.Decoder(Envelope)
 

@@ -14,9 +14,10 @@ from typing import Generic, Protocol, TypeVar
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import Delta, Looked
 from server.faults import rejection
-from server.stream.events import ClientEvent, OutboundEvent
+from server.stream.client_events import ClientEvent
 from server.stream.incoming import event_id_of
 from server.stream.mailbox import DropReason, Mailbox
+from server.stream.outbound import OutboundEvent
 from server.stream.outbox import Outbox
 from server.stream.pace import Recent
 from server.stream.rates import Rates
@@ -218,6 +219,13 @@ class Lifetime(abc.ABC, Generic[R]):
         if delta.finish_reason is not None:
             self._finish(response, Ending.of(delta), now_s)
         self._advance(now_s)
+
+    def _cancel_asked(self, response_id: str | None, code: str, now_s: float) -> None:
+        """The client asks to end the running response, by its id or whichever it is. `code`: when there is none."""
+        if self._active is None or response_id not in {None, self._active.id}:
+            what = "No response runs" if response_id is None else f"The response {response_id!r:.80} does not run"
+            raise ClientError(f"{what} now.", code=code, param="response_id")
+        self._cancel_active("cancelled", now_s)
 
     def _cancel_active(self, reason: DropReason, now_s: float) -> None:
         assert self._active is not None

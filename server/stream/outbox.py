@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from server.stream.events import OutboundEvent
+from server.stream.outbound import OutboundEvent
 
 KEPT_EVENTS: Final = 4096
 

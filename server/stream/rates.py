@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from server.stream.events import RateLimit, SessionLimits
 from server.stream.pace import Bucket
+from server.stream.server_events import RateLimit, SessionLimits
 
 TELL_EVERY_S: Final = 1.0
 

@@ -6,28 +6,23 @@ picture; the next response turns it into an item of the conversation and answers
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from preprocess.errors import BeholderError, ClientError, ServiceError
-from preprocess.wire import Delta, Detail, GenerationOptions, Looked, TextPart, Usage
+from preprocess.wire import Delta, Looked, TextPart
 from server.complaints import invalid, unsupported
-from server.request_models import Sampling
-from server.sampling_rules import generation_options
+from server.stream.client_events import ClientEvent
 from server.stream.configuration import check_metadata
-from server.stream.conversation import Conversation, Item, item_of, messages_of, new_id, picture
-from server.stream.events import ClientEvent
+from server.stream.conversation import Conversation, Item, PictureTerms, item_of, messages_of, new_id, picture
 from server.stream.incoming import Decoders
 from server.stream.lifetime import Lifetime, Tally
 from server.stream.mailbox import DropReason, Frame
 from server.stream.realtime_events import (
     DELTA,
-    HARMLESS,
     NOT_SERVED,
     REALTIME_EVENTS,
-    UNSERVED,
     Extras,
     ImageAppend,
     ItemCreate,
@@ -40,30 +35,16 @@ from server.stream.realtime_events import (
     ResponseParams,
     error_event,
 )
+from server.stream.realtime_rules import check_brings_pictures, merged, options_of, picture_terms, refuse_unserved
+from server.stream.realtime_shown import Response, shown_session
 from server.stream.response import Ending
-from server.stream.sampling import DEFAULT_TOKENS
 from server.stream.terms import Terms
 from server.stream.work import CloseCode, Start, State
 
 _decoders: Final = Decoders(REALTIME_EVENTS)
-_REASONS: Final = {"cancelled": "client_cancelled", "incomplete": "max_output_tokens"}
 
 
-@dataclass
-class _Response:
-    id: str
-    params: ResponseParams
-    item: Item
-    max_output_tokens: int
-    in_conversation: bool
-    frame: Frame | None
-    created_s: float
-    started: bool = False
-    has_spoken: bool = False
-    text: list[str] = field(default_factory=list)
-
-
-class RealtimeSession(Lifetime[_Response]):
+class RealtimeSession(Lifetime[Response]):
     """The rules of one Realtime session; see `Lifetime` for its arguments."""
 
     resumable = False
@@ -81,7 +62,7 @@ class RealtimeSession(Lifetime[_Response]):
             beholder=Extras(),
         )
         self._conversation = Conversation(terms.limits.max_held_bytes, terms.limits.max_images)
-        self._say("session.created", session=self._shown_session())
+        self._say("session.created", session=self._shown_session)
 
     # ---- what the client sends -------------------------------------------------------------------------------------
 
@@ -100,7 +81,7 @@ class RealtimeSession(Lifetime[_Response]):
         if isinstance(event, RealtimeUpdate):
             self._on_update(event.session)
         elif isinstance(event, ItemCreate):
-            item = item_of(event.item, "item", self._detail, self.limits.max_frame_bytes)
+            item = item_of(event.item, "item", picture_terms(self._extras, self.limits))
             self._add(item, event.previous_item_id)
         elif isinstance(event, ItemNamed) and event.type == "conversation.item.retrieve":
             self._say("conversation.item.retrieved", item=self._conversation.find(event.item_id).shown())
@@ -110,14 +91,14 @@ class RealtimeSession(Lifetime[_Response]):
         elif isinstance(event, RealtimeResponseCreate):
             self._on_ask(event.response, now_s)
         elif isinstance(event, RealtimeResponseCancel):
-            self._on_cancel(event, now_s)
+            self._cancel_asked(event.response_id, "response_cancel_not_active", now_s)
         elif isinstance(event, ImageAppend):
             self._on_image(event, now_s)
         else:
             self.mailbox.clear("cancelled")
 
     def _on_update(self, patch: RealtimeConfig) -> None:
-        _refuse_unserved(patch, "session")
+        refuse_unserved(patch, "session")
         if patch.type not in {None, "realtime"}:
             raise unsupported("session.type", f"`session.type` {patch.type!r:.40} is not supported except as realtime.")
         if patch.model is not None and patch.model not in self.terms.model_names:
@@ -133,17 +114,17 @@ class RealtimeSession(Lifetime[_Response]):
             if (value := getattr(patch, name)) is not None
         }
         config = msgspec.structs.replace(self._config, **changes)
-        self._options(config.max_output_tokens, config.beholder, "session")
+        options_of(config.max_output_tokens, config.beholder or Extras(), self.limits, "session")
         self._config = config
-        self._say("session.updated", session=self._shown_session())
+        self._say("session.updated", session=self._shown_session)
 
     def _on_image(self, event: ImageAppend, now_s: float) -> None:
         url = event.image.strip()
         if url[:5].lower() != "data:":
             if ":" in url[:64]:
-                picture(url, "auto", "image", 0)  # says that nothing is fetched
+                picture(url, "image", PictureTerms(0))  # says that nothing is fetched
             url = f"data:application/octet-stream;base64,{url}"
-        picture(url, self._detail, "image", self.limits.max_frame_bytes)
+        picture(url, "image", PictureTerms(self.limits.max_frame_bytes))
         self._serial += 1
         frame = Frame(self._serial, url.encode(), now_s, now_s)
         if self._rates.frames.admits(now_s):
@@ -157,7 +138,7 @@ class RealtimeSession(Lifetime[_Response]):
         self._say("conversation.item.done", previous_item_id=previous, item=item.shown())
 
     def _on_ask(self, params: ResponseParams, now_s: float) -> None:
-        _refuse_unserved(params, "response")
+        refuse_unserved(params, "response")
         if self._draining:
             raise ServiceError("The server is shutting down; ask another one.", code="draining")
         if self._active is not None:
@@ -169,19 +150,19 @@ class RealtimeSession(Lifetime[_Response]):
             raise invalid("response.conversation", "`response.conversation` is not known; expected auto or none.")
         check_metadata(params.metadata)
         max_tokens = params.max_output_tokens or self._config.max_output_tokens
-        sampling = self._options(max_tokens, params.beholder or self._config.beholder, "response")
+        extras = merged(self._extras, params.beholder)
+        sampling = options_of(max_tokens, extras, self.limits, "response")
         given = None
         if params.input is not None:
-            given = [
-                item_of(item, f"response.input[{i}]", self._detail, self.limits.max_frame_bytes)
-                for i, item in enumerate(params.input)
-            ]
-        frame = self._show_newest() if given is None else None
+            terms = picture_terms(extras, self.limits)
+            given = [item_of(item, f"response.input[{i}]", terms) for i, item in enumerate(params.input)]
+        check_brings_pictures(params.beholder, given, camera=bool(self.mailbox.waiting))
+        frame = self._show_newest(extras) if given is None else None
         items = list(self._conversation) if given is None else given
         if not items:
             raise ClientError("The conversation is empty: create an item first.", code="conversation_empty")
         instructions = params.instructions if params.instructions is not None else self._config.instructions
-        self._active = response = _Response(
+        self._active = response = Response(
             new_id("resp"),
             params,
             Item(new_id("item"), "assistant", [TextPart("")], "in_progress"),
@@ -191,26 +172,21 @@ class RealtimeSession(Lifetime[_Response]):
             now_s,
         )
         self._actions.append(Start(response.id, messages_of(items, instructions), sampling))
-        self._say("response.created", response=self._shown_response(response, "in_progress"))
+        self._say("response.created", response=response.shown("in_progress"))
         left = [msgspec.to_builtins(limit) for limit in self._rates.shown_to_openai(now_s)]
         self._say("rate_limits.updated", rate_limits=left)
 
-    def _show_newest(self) -> Frame | None:
+    def _show_newest(self, extras: Extras) -> Frame | None:
         """The camera's newest picture becomes an item, unless there is none."""
         frame = self.mailbox.take()
         if frame is not None:
             try:
                 url = frame.data.decode()
-                self._add(Item(new_id("item"), "user", [picture(url, self._detail, "image", len(url))]))
+                self._add(Item(new_id("item"), "user", [picture(url, "image", picture_terms(extras, self.limits))]))
             except ClientError:
                 self.mailbox.drop(frame, "failed")
                 raise
         return frame
-
-    def _on_cancel(self, event: RealtimeResponseCancel, now_s: float) -> None:
-        if self._active is None or event.response_id not in {None, self._active.id}:
-            raise ClientError("No such response runs now.", code="response_cancel_not_active", param="response_id")
-        self._cancel_active("cancelled", now_s)
 
     # ---- what the work gives ---------------------------------------------------------------------------------------
 
@@ -229,16 +205,16 @@ class RealtimeSession(Lifetime[_Response]):
         if response.in_conversation:
             previous = self._conversation.add(response.item)
             self._say("conversation.item.added", previous_item_id=previous, item=item)
-        self._say("response.content_part.added", **self._place(response), part={"type": "text", "text": ""})
+        self._say("response.content_part.added", **response.place, part={"type": "text", "text": ""})
 
-    def _speak(self, response: _Response, delta: Delta, now_s: float) -> None:
+    def _speak(self, response: Response, delta: Delta, now_s: float) -> None:
         if delta.token_ids and not response.has_spoken:
             response.has_spoken = True
             if response.frame is not None and self._tally is not None:
                 self._tally.first_token((now_s - response.frame.captured_s) * 1e3)
         if delta.text:
             response.text.append(delta.text)
-            self._say(DELTA, **self._place(response), delta=delta.text)
+            self._say(DELTA, **response.place, delta=delta.text)
 
     def on_failed(self, response_id: str, error: BeholderError, now_s: float) -> None:
         """A response cannot go on, or could not begin."""
@@ -266,7 +242,7 @@ class RealtimeSession(Lifetime[_Response]):
         if self._draining and self._active is None:
             self.end(CloseCode.DRAINING, "the server is shutting down", now_s)
 
-    def _finish(self, response: _Response, ending: Ending, now_s: float) -> None:
+    def _finish(self, response: Response, ending: Ending, now_s: float) -> None:
         self._active = None
         status = ending.status
         if response.frame is not None:
@@ -274,13 +250,13 @@ class RealtimeSession(Lifetime[_Response]):
         response.item.status = "completed" if status == "completed" else "incomplete"
         response.item.parts = [TextPart("".join(response.text))]
         if response.started:
-            text, place = "".join(response.text), self._place(response)
+            text, place = "".join(response.text), response.place
             self._say("response.output_text.done", **place, text=text)
             self._say("response.content_part.done", **place, part={"type": "text", "text": text})
             self._say("response.output_item.done", response_id=response.id, output_index=0, item=response.item.shown())
             if response.in_conversation and response.item in self._conversation:
                 self._say("conversation.item.done", item=response.item.shown())
-        self._say("response.done", response=self._shown_response(response, status, ending.usage, ending.error))
+        self._say("response.done", response=response.shown(status, ending.usage, ending.error))
         if self._tally is not None:
             self._tally.done(status)
 
@@ -304,89 +280,12 @@ class RealtimeSession(Lifetime[_Response]):
         return self._conversation.num_bytes + sum(len(frame.data) for frame in waiting)
 
     @property
-    def _detail(self) -> Detail:
-        return (self._config.beholder or Extras()).detail or "auto"
+    def _extras(self) -> Extras:
+        return self._config.beholder or Extras()
 
-    def _options(self, max_output_tokens: int | str | None, extras: Extras | None, path: str) -> GenerationOptions:
-        if isinstance(max_output_tokens, str) and max_output_tokens != "inf":
-            raise invalid(
-                f"{path}.max_output_tokens",
-                f"`{path}.max_output_tokens` is {max_output_tokens[:40]!r}; expected a number or inf.",
-            )
-        limit = self.limits.max_response_tokens
-        tokens = min(DEFAULT_TOKENS, limit) if isinstance(max_output_tokens, str) else max_output_tokens
-        if tokens is not None and not 1 <= tokens <= limit:
-            raise invalid(
-                f"{path}.max_output_tokens", f"`{path}.max_output_tokens` is {tokens}; expected 1 to {limit} or inf."
-            )
-        values = msgspec.structs.asdict(extras or Extras())
-        del values["detail"]
-        try:
-            return generation_options(Sampling(max_tokens=tokens, **values))
-        except ClientError as error:
-            name = f"{path}.beholder.{error.param}"
-            message = error.message.replace(f"`{error.param}`", f"`{name}`", 1)
-            raise ClientError(message, code=error.code, param=name) from None
+    @property
+    def _shown_session(self) -> dict[str, Any]:
+        return shown_session(self._config, self.id, self.limits.max_session_s)
 
     def _say(self, name: str, **fields: Any) -> None:
         self.outbox.put(RealtimeEvent(name=name, fields=fields))
-
-    @staticmethod
-    def _place(response: _Response) -> dict[str, Any]:
-        return {"response_id": response.id, "item_id": response.item.id, "output_index": 0, "content_index": 0}
-
-    def _shown_session(self) -> dict[str, Any]:
-        config = msgspec.to_builtins(self._config)
-        served = ("type", "model", "instructions", "output_modalities", "max_output_tokens", "beholder")
-        expires_in_s = self.limits.max_session_s
-        shown: dict[str, Any] = {name: config[name] for name in served}
-        return {"object": "realtime.session", "id": self.id, **shown, "tools": [], "expires_in_s": expires_in_s}
-
-    @staticmethod
-    def _shown_response(
-        response: _Response, status: str, usage: Usage | None = None, error: BeholderError | None = None
-    ) -> dict[str, Any]:
-        details: dict[str, Any] | None = None
-        if status not in {"in_progress", "completed"}:
-            details = {"type": status}
-            if status in _REASONS:
-                details["reason"] = _REASONS[status]
-            if error is not None:
-                details["error"] = {"type": error.kind, "code": error.code, "message": error.message}
-        return {
-            "object": "realtime.response",
-            "id": response.id,
-            "status": status,
-            "status_details": details,
-            "output": [response.item.shown()] if response.started and status != "in_progress" else [],
-            "output_modalities": ["text"],
-            "max_output_tokens": response.max_output_tokens,
-            "metadata": response.params.metadata,
-            "usage": None if usage is None else _shown_usage(usage),
-        }
-
-
-def _shown_usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "input_tokens": usage.prompt_tokens,
-        "output_tokens": usage.completion_tokens,
-        "input_token_details": {
-            "text_tokens": usage.prompt_tokens - usage.image_tokens,
-            "image_tokens": usage.image_tokens,
-            "audio_tokens": 0,
-            "cached_tokens": usage.cached_tokens,
-        },
-        "output_token_details": {"text_tokens": usage.completion_tokens, "audio_tokens": 0},
-    }
-
-
-def _refuse_unserved(given: RealtimeConfig | ResponseParams, path: str) -> None:
-    if given.output_modalities not in (None, ["text"]):
-        raise unsupported(
-            f"{path}.output_modalities", f'`{path}.output_modalities` is not supported except as ["text"].'
-        )
-    for name in UNSERVED:
-        value = getattr(given, name, None)
-        if value is not None and value not in HARMLESS.get(name, ()):
-            raise unsupported(f"{path}.{name}", f"`{path}.{name}` is not supported: leave it out.")

@@ -11,7 +11,8 @@ import msgspec
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Detail
-from server.stream.events import EVENT_BYTES, MAX_DELTA_CHARS, ClientEvent, OutboundEvent
+from server.stream.client_events import ClientEvent
+from server.stream.outbound import EVENT_BYTES, MAX_DELTA_CHARS, OutboundEvent
 
 DELTA: Final = "response.output_text.delta"
 
@@ -40,9 +41,13 @@ class ItemInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Extras(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Our own settings, below `beholder` of a session or a response."""
+    """Our own settings, below `beholder` of a session; in a response, what differs from the session for it alone.
+
+    `detail` and `max_pixels` are of the pictures that come from then on; in a response, of those that it brings.
+    """
 
     detail: Detail | None = None
+    max_pixels: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from preprocess.errors import ClientError
-from server.stream.events import SessionLimits
 from server.stream.gallery import Gallery
 from server.stream.mailbox import Frame, Mailbox
 from server.stream.media import Media
 from server.stream.pace import Bucket, CaptureClock
+from server.stream.server_events import SessionLimits
 
 
 class Reception:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Delta, Usage
-from server.stream.events import (
+from server.stream.mailbox import DropReason, Frame
+from server.stream.server_events import (
     ErrorInfo,
     ResponseCreated,
     ResponseDone,
@@ -14,9 +15,8 @@ from server.stream.events import (
     StreamTimings,
     StreamUsage,
     TextDelta,
-    TriggerMode,
 )
-from server.stream.mailbox import DropReason, Frame
+from server.stream.settings_events import TriggerMode
 
 
 @dataclass(frozen=True)

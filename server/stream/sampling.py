@@ -21,7 +21,8 @@ from server.presets import Preset, given_fields, left_open, preset_of, with_pres
 from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS, Sampling
 from server.sampling_rules import generation_options
 from server.shape_models import SHAPE_FIELDS, JsonSchemaFormat, StructuredOutputs, is_given
-from server.stream.events import SESSION_SAMPLING, Ask
+from server.stream.client_events import Ask
+from server.stream.settings_events import SESSION_SAMPLING
 from server.stream.terms import Terms
 
 DEFAULT_TOKENS: Final = 256

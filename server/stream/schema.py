@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from server.stream.client_events import CLIENT_EVENTS
 from server.stream.configuration import MAX_INTERVAL_MS, MAX_TEXT
-from server.stream.events import CLIENT_EVENTS, SERVER_EVENTS, SessionPatch
 from server.stream.mailbox import DROP_REASONS
 from server.stream.media import Header
+from server.stream.server_events import SERVER_EVENTS
+from server.stream.settings_events import SessionPatch
 from server.stream.terms import MEDIA, TRIGGERS
 
 _WORDS: Final[dict[tuple[str, str], tuple[str, ...]]] = {

@@ -14,26 +14,28 @@ from typing import Final
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from server.complaints import invalid
 from server.stream.answering import REMEMBERED_RESPONSES, Asked
-from server.stream.configuration import check_ask, patched
-from server.stream.events import (
+from server.stream.client_events import (
     Ask,
     ClientEvent,
     FeedbackCreate,
-    FeedbackCreated,
-    FramesStats,
     Ping,
-    Pong,
-    RateLimitsUpdated,
     ResponseCancel,
     ResponseCreate,
     SessionClose,
-    SessionGoingAway,
     SessionUpdate,
-    SessionUpdated,
 )
+from server.stream.configuration import check_ask, patched
 from server.stream.incoming import decode_event
 from server.stream.lifetime import Tally
 from server.stream.media import parse
+from server.stream.server_events import (
+    FeedbackCreated,
+    FramesStats,
+    Pong,
+    RateLimitsUpdated,
+    SessionGoingAway,
+    SessionUpdated,
+)
 from server.stream.terms import Terms
 from server.stream.triggers import Triggered
 from server.stream.work import CloseCode, State
@@ -133,7 +135,7 @@ class Session(Triggered):
         elif isinstance(event, ResponseCreate):
             self._on_ask(event.response, now_s)
         elif isinstance(event, ResponseCancel):
-            self._on_cancel(event, now_s)
+            self._cancel_asked(event.response_id, "response_not_active", now_s)
         elif isinstance(event, FeedbackCreate):
             self._on_feedback(event)
         elif isinstance(event, Ping):
@@ -185,17 +187,6 @@ class Session(Triggered):
         self._asks.append(Asked(ask, question, now_s))
         if self._active is not None and self.settings.preempt:
             self._cancel_active("cancelled", now_s)
-
-    def _on_cancel(self, event: ResponseCancel, now_s: float) -> None:
-        if self._active is None or event.response_id not in {None, self._active.id}:
-            known = event.response_id is not None
-            what = f"The response {event.response_id!r:.80} does not run" if known else "No response runs"
-            raise ClientError(
-                f"{what} now.",
-                code="response_not_active",
-                param="response_id",
-            )
-        self._cancel_active("cancelled", now_s)
 
     def _on_feedback(self, event: FeedbackCreate) -> None:
         if event.response_id not in self._recent:

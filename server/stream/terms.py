@@ -8,7 +8,7 @@ from typing import Final
 
 from server.presets import Preset, load_presets
 from server.settings import Settings
-from server.stream.events import Capabilities, SessionLimits
+from server.stream.server_events import Capabilities, SessionLimits
 
 TRIGGERS: Final = ("manual", "interval", "continuous", "on_change")
 MEDIA: Final = ("frame", "image", "video")

@@ -14,9 +14,10 @@ import msgspec
 from preprocess.errors import BeholderError
 from preprocess.wire import Looked
 from server.stream.answering import Answering, Asked, is_media_error
-from server.stream.events import ErrorEvent, ErrorInfo, SessionClosed, TriggerMode
 from server.stream.lifetime import Tally
 from server.stream.mailbox import DropReason, Frame
+from server.stream.server_events import ErrorEvent, ErrorInfo, SessionClosed
+from server.stream.settings_events import TriggerMode
 from server.stream.terms import Terms
 from server.stream.work import Cancel, CloseCode, LookAt, State
 

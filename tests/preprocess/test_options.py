@@ -140,9 +140,9 @@ def test_max_tokens_is_what_the_context_leaves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "param", "words"),
     [
-        (1000, {}, "messages", "the prompt has 1,000 tokens"),
-        (1200, {"max_tokens": 1}, "messages", "the prompt has 1,200 tokens"),
-        (900, {"max_tokens": 101}, "max_tokens", "max_tokens can be at most 100 here"),
+        (1000, {}, "messages", "The prompt has 1,000 tokens"),
+        (1200, {"max_tokens": 1}, "messages", "The prompt has 1,200 tokens"),
+        (900, {"max_tokens": 101}, "max_tokens", "`max_tokens` can be at most 100 here"),
         (900, {"min_tokens": 101}, "min_tokens", "only 100 tokens are left"),
         (10, {"logit_bias": {100: 1.0}}, "logit_bias", "the model's tokens are 0 … 99"),
         (10, {"logit_bias": {-1: 1.0}}, "logit_bias", "token -1"),

@@ -192,7 +192,7 @@ def test_prompt_and_answer_must_fit_the_context(tiny_model: Path, prepare: Prepa
     answer = refused(prepare(user(PHOTO, "hi"), max_tokens=1020))
     assert (answer.code, answer.param) == ("context_length_exceeded", "max_tokens")
     count = prepared(prepare(user(PHOTO, "hi"))).request.num_prompt_tokens
-    assert f"the prompt has {count} tokens" in answer.message
+    assert f"The prompt has {count} tokens" in answer.message
     assert f"at most {1024 - count:,}" in answer.message
     assert prepared(prepare(user(PHOTO, "hi"), max_tokens=1024 - count)).request.sampling.max_tokens == 1024 - count
     assert prepared(prepare(user(PHOTO, "hi"))).request.sampling.max_tokens == 1024 - count

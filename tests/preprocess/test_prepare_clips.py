@@ -256,7 +256,7 @@ def test_refusals_name_the_field(preparer: Preparer) -> None:
 
 def test_a_clip_in_the_place_of_a_picture_is_called_by_its_name(preparer: Preparer) -> None:
     message = refused(preparer, ImagePart(CLIP)).message
-    assert message.startswith("this is an MP4 or QuickTime video, not a picture that can be read; send JPEG")
+    assert message.startswith("This is an MP4 or QuickTime video, not a picture that can be read; send JPEG")
     assert "or this one as a clip (video_url" in message
 
 

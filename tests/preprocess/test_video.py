@@ -266,7 +266,7 @@ _INTACT = {kind: clip(kind, 30) for kind in ("mp4", "mkv", "webm", "avi")} | {"g
 def test_what_is_no_clip_is_refused_by_name(data: bytes, what: str) -> None:
     error = refusal(data)
     assert error.code == "video_format_unsupported"
-    assert error.message.startswith(f"this is {what}, not a clip that can be read")
+    assert error.message.startswith(f"This is {what}, not a clip that can be read")
 
 
 def test_a_playlist_in_disguise_is_not_followed(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -291,12 +291,12 @@ def test_a_reference_to_another_file_is_not_followed(tmp_path_factory: pytest.Te
 
 def test_sound_alone() -> None:
     error = refusal(sound_only())
-    assert (error.code, error.message) == ("video_missing", "the MP4 file holds sound and no video; send a clip")
+    assert (error.code, error.message) == ("video_missing", "The MP4 file holds sound and no video; send a clip.")
 
 
 def test_the_cover_of_an_album_is_no_video() -> None:
     error = refusal(sound_only(cover=True))
-    assert (error.code, error.message) == ("video_missing", "the MP4 file holds sound and no video; send a clip")
+    assert (error.code, error.message) == ("video_missing", "The MP4 file holds sound and no video; send a clip.")
 
 
 def test_a_codec_that_is_not_on_the_list() -> None:

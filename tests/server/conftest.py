@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from serving import PATIENCE_S
 
 from preprocess.errors import ClientError
 from preprocess.wire import (
@@ -42,7 +43,9 @@ def usage(num_tokens: int) -> Usage:
 
 @dataclass
 class ScriptedGeneration:
-    """Says `words` in every choice, one a turn, then finishes as the script says."""
+    """Says `words` in every choice, one a turn, then finishes as the script says. One that is held says no more than
+    `held_after` of them before the service is released.
+    """
 
     service: ScriptedService
     images: list[ImageInfo]
@@ -57,12 +60,17 @@ class ScriptedGeneration:
     num_cancels: int = 0
     num_said: int = 0
     ended: bool = False
+    held: bool = False
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         words = self.service.words[: self.options.max_tokens]
         for i, word in enumerate(words):
             for choice in range(self.n):
                 await asyncio.sleep(self.service.delay_s)
+                while self.held and i == self.service.held_after and not self.num_cancels:
+                    if self.service.released.is_set():
+                        break
+                    await asyncio.sleep(0.002)
                 if self.num_cancels:
                     return
                 if self.service.failure is not None and i == self.service.fail_at:
@@ -105,6 +113,10 @@ class ScriptedService:
     arena_bytes_used: int = 0
     words: tuple[str, ...] = WORDS
     delay_s: float = 0.0
+    held_after: int | None = None
+    num_held: int = 1_000
+    """Of the generations, from the first."""
+    released: threading.Event = field(default_factory=threading.Event)
     submit_delay_s: float = 0.0
     look_delay_s: float = 0.0
     looks: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -159,6 +171,7 @@ class ScriptedService:
         ]
         segments = [(0.0, 4.0), (4.0, 10.0)] if segmenting is not None else []
         generation = ScriptedGeneration(self, images, options, len(segments) or n, clips, segments)
+        generation.held = len(self.generations) < self.num_held
         self.generations.append(generation)
         return generation
 
@@ -167,7 +180,7 @@ class ScriptedService:
         self.looks.append((data, reference))
         await asyncio.sleep(self.look_delay_s)
         if data.startswith(b"bad"):
-            raise ClientError("the picture is damaged", code="image_undecodable")
+            raise ClientError("The picture is damaged", code="image_undecodable")
         change = 0.0 if data.startswith(b"still") else 50.0
         return Looked("look", data[:16], change if reference else None)
 
@@ -246,10 +259,7 @@ def serve_app() -> Iterator[Callable[[FastAPI], Served]]:
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 10
-        while not server.started:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.01)
+        assert eventually(lambda: server.started), "the server did not start"
         running.append((server, thread))
         port = server.servers[0].sockets[0].getsockname()[1]
         return Served(f"http://127.0.0.1:{port}", port)
@@ -266,9 +276,9 @@ def served(app: FastAPI, serve_app: Callable[[FastAPI], Served]) -> Served:
     return serve_app(app)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    """Whether a condition becomes true in time."""
-    deadline = time.monotonic() + timeout_s
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether a condition becomes true in time: far more than it takes on a machine that has a lot else to do."""
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if condition():
             return True

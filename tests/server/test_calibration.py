@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from server.calibration import expected_error, outcome, read_questions, reliability
 from server.cli import app
 from server.decision_models import Decision
-from server.settings import SettingsError
+from server.options.option import SettingsError
 
 
 def decision(yes: float) -> Decision:

@@ -267,7 +267,8 @@ def test_a_request_that_takes_too_long_is_a_504(client_of, service):
     service.submit_delay_s = 60
     assert client_of(app).chat("x").json()["error"]["code"] == "request_timeout"
     assert service.num_submits_cancelled == 1
-    service.submit_delay_s, service.delay_s = 0, 0.04
+    app = create_app(Settings.load({"request_timeout_s": 0.7}), service)
+    service.submit_delay_s, service.held_after = 0, 2
     response = client_of(app).chat("x")
     assert (response.status_code, response.json()["error"]["code"]) == (504, "request_timeout")
     last = json.loads(events(client_of(app).chat("x", stream=True))[-1])

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server import cli
-from server.settings import OFFLINE_OPTIONS, OPTIONS, environment_name, flag_name
+from server.options.option import environment_name, flag_name
+from server.settings import OPTIONS
 
 runner = CliRunner()
 
@@ -35,7 +36,7 @@ def words(text):
     return re.sub(r"\s+", " ", text)
 
 
-@pytest.mark.parametrize(("command", "names"), [("serve", tuple(OPTIONS)), ("caption", OFFLINE_OPTIONS)])
+@pytest.mark.parametrize(("command", "names"), [("serve", tuple(OPTIONS)), ("caption", cli.CAPTION_OPTIONS)])
 def test_help_shows_every_option_with_default_and_variable(command, names):
     shown = words(runner.invoke(cli.app, [command, "--help"], env={"COLUMNS": "120"}).output)
     for name in names:
@@ -47,9 +48,34 @@ def test_help_shows_every_option_with_default_and_variable(command, names):
             assert f"default {field.default}; env {environment_name(name)}" in shown
 
 
-def test_commands_without_presets_take_no_folder_of_them():
-    for command in ("watch", "calibrate"):
-        assert "--presets" not in runner.invoke(cli.app, [command, "--help"]).output
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("caption", ("max-images",)),  # each picture is a request of its own
+        ("watch", ("presets", "max-images", "max-image-mb", "max-video-frames", "exact-decode")),  # decoded frames
+        ("calibrate", ("presets", "max-images")),
+    ],
+)
+def test_commands_have_no_option_that_they_have_no_use_for(command, options):
+    shown = runner.invoke(cli.app, [command, "--help"]).output
+    assert "--max-context" in shown
+    assert not [option for option in options if f"--{option} " in shown]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["caption", "x.mp4", "--segment-s", "2"], "--segment-s is the length of the parts of --timed"),
+        (["caption", "x.jpg", "--timed", "srt", "--json"], "--json and --timed cannot be had together"),
+        (["caption", "x.jpg", "--presets", "folder"], "--presets is where --preset NAME is looked for"),
+        (["watch", "x.mp4", "--reconnect-s", "3"], "--reconnect-s is for addresses"),
+        (["watch", "/dev/video0", "--reconnect-s", "0"], "--reconnect-s is for addresses"),
+    ],
+)
+def test_options_that_cannot_matter_beside_others_are_refused(arguments, message):
+    done = runner.invoke(cli.app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert message in words(done.output)
 
 
 def test_version_is_a_command_and_an_option():

@@ -78,7 +78,7 @@ def test_more_frames_than_the_lease_has_room_for(served: Served, offline: Behold
 def test_a_clip_that_takes_too_long_is_refused_and_service_goes_on(served: Served) -> None:
     answer = ask(served, endless())
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "video_timeout")
-    assert "a clip of this request took too long" in answer.json()["error"]["message"]
+    assert "A clip of this request took too long" in answer.json()["error"]["message"]
     served.wait_until_ready()
     assert ask(served, CLIP).status_code == 200
 

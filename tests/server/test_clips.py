@@ -180,6 +180,7 @@ def test_a_stream_of_timed_captions(client) -> None:
         (["clip", "picture"], {"format": "vtt"}, "format", "is for one clip"),
         (["clip"], {"format": "srt", "segment_s": "0"}, "segment_s", "is 0; expected above 0"),
         (["clip"], {"segment_s": "5"}, "segment_s", "is for `format` timed_json or srt or vtt"),
+        (["clip"], {"detail": "low"}, "detail", "is for pictures, and there is none"),
         (["picture"], {"fps": "5"}, "fps", "is for clips, and there is none"),
         (["picture"], {"max_frames": "5"}, "max_frames", "is for clips, and there is none"),
         (["clip"], {"max_frames": "257"}, "max_frames", "is 257; expected 1 to 256"),

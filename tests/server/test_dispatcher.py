@@ -38,7 +38,9 @@ from preprocess.wire import (
     TextPart,
     VideoPart,
 )
-from server.dispatcher import Dispatcher, Generation
+from preprocess.wire.framing import job_of
+from server.dispatcher import Dispatcher
+from server.generation import Generation
 
 PICTURE_BYTES = 1000
 CLIP_BYTES = 8000
@@ -60,9 +62,10 @@ class Scripted:
             max_waiting_bytes=max_waiting_bytes,
         )
 
-    def _keep(self, name: str, data: bytes) -> None:
-        kind: Any = Job | Look if name.startswith("worker") else EngineInput
-        self.sent.append((name, msgspec.msgpack.decode(data, type=kind)))
+    def _keep(self, name: str, *frames: bytes) -> None:
+        is_job = name.startswith("worker")
+        message: Any = job_of(frames) if is_job else msgspec.msgpack.decode(frames[0], type=EngineInput)
+        self.sent.append((name, message))
 
     def tell(self, *messages: msgspec.Struct) -> None:
         for message in messages:
@@ -305,11 +308,11 @@ def test_death_behind_a_stream_ends_it_with_an_error_and_service_returns(role: A
         generation = await started(scripted)
         scripted.sent.clear()
         scripted.tell(ChildState(role, 0, up=False, reason="signal SIGKILL"))
-        with pytest.raises(ServiceError, match=f"the {role} stopped"):
+        with pytest.raises(ServiceError, match=f"The {role} stopped"):
             async for _ in generation:
                 pass
         assert not scripted.dispatcher.ready
-        with pytest.raises(ServiceError, match="not ready"):
+        with pytest.raises(ServiceError, match="Not ready"):
             await scripted.dispatcher.submit(picture(), GenerationOptions())
         scripted.tell(ChildState(role, 0, up=True))
         assert not scripted.dispatcher.ready
@@ -462,7 +465,7 @@ def test_a_text_that_kills_its_worker_is_not_called_a_picture() -> None:
         )
         await settle()
         scripted.tell(ChildState("preprocess", 0, up=False, reason="signal SIGALRM"))
-        with pytest.raises(ClientError, match="the text of this request") as caught:
+        with pytest.raises(ClientError, match="The text of this request") as caught:
             await task
         assert caught.value.status == 422
 
@@ -551,8 +554,8 @@ def test_the_parts_of_a_clip_are_choices_with_requests_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("reason", "code", "says"),
     [
-        ("signal SIGALRM", "video_timeout", "a clip of this request took too long to decode; send it shorter"),
-        ("signal SIGSEGV", "video_undecodable", "a clip of this request could not be decoded safely"),
+        ("signal SIGALRM", "video_timeout", "A clip of this request took too long to decode; send it shorter"),
+        ("signal SIGSEGV", "video_undecodable", "A clip of this request could not be decoded safely"),
     ],
 )
 def test_a_clip_that_kills_its_worker_is_called_a_clip(reason: str, code: str, says: str) -> None:

@@ -123,9 +123,16 @@ def test_closing_a_stream_or_a_batch_stops_the_work(beholder):
     assert beholder._engine.has_work
     stream.close()
     batch.close()
+    beholder.stream(picture(2), **endless).close()  # of which nobody has asked for a word
     assert not beholder._running
     assert not beholder._engine.has_work
     beholder._engine.check()
+
+
+def test_pictures_that_never_end_and_never_can_be_described_are_answered_as_they_come(beholder):
+    answers = beholder.caption_all(itertools.repeat(b"no picture"), **GREEDY)
+    assert all(isinstance(next(answers), ClientError) for _ in range(3))
+    answers.close()
 
 
 def test_streams_may_be_read_in_turns_and_in_threads(beholder):
@@ -206,28 +213,6 @@ def test_a_folder_that_holds_no_usable_model_is_one_error(tmp_path):
         api.Beholder(tmp_path)
     assert isinstance(refusal.value, ServiceError)
     assert "nothing" in str(refusal.value)
-
-
-def test_closing_ends_what_other_threads_wait_for(tiny_model):
-    beholder = api.Beholder(tiny_model, dtype="float32", threads=1)
-    outcomes = []
-
-    def wait():
-        try:
-            outcomes.append(beholder.caption(picture(3), max_tokens=900, ignore_eos=True))
-        except ServiceError as error:
-            outcomes.append(error)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    while not beholder._running:
-        pass
-    beholder.close()
-    thread.join(10)
-    assert isinstance(outcomes[0], ServiceError)
-    assert outcomes[0].code == "closed"
-    with pytest.raises(ServiceError, match="closed"):
-        beholder.caption(picture(3))
 
 
 def test_a_file_without_end_is_refused_for_its_size(beholder):

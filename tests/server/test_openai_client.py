@@ -21,7 +21,7 @@ MESSAGES = [
 
 @pytest.fixture
 def ai(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=90) as client:
         yield client
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import EngineStats
-from server.metrics import MonotonicTotals
+from server.engine_totals import EngineTotals
 
 STATS = EngineStats(
     num_running=3,
@@ -172,16 +172,21 @@ def test_before_the_first_report_everything_is_zero(client):
     assert seen["vllm:request_success_total", "stop"] == 0
 
 
-def test_totals_stay_monotonic_when_the_engine_restarts():
-    totals = MonotonicTotals()
-    assert totals.update(None)["prompt_tokens"] == 0
-    assert totals.update(STATS)["prompt_tokens"] == 500
-    assert totals.update(STATS)["prompt_tokens"] == 500
-    restarted = msgspec.structs.replace(STATS, num_steps=1, prompt_tokens=20, generated_tokens=60)
-    assert totals.update(restarted)["prompt_tokens"] == 520
-    assert totals.update(restarted)["generated_tokens"] == 120
-    assert totals.update(restarted)["accepted_echo"] == 130
-    assert totals.update(None)["prompt_tokens"] == 520
+def test_totals_go_on_when_the_engine_restarts_however_far_the_next_one_gets_before_it_is_asked():
+    totals = EngineTotals()
+    assert totals.stats is None
+    totals.engine_died()
+    assert totals.stats is None
+    totals.report(STATS)
+    totals.engine_died()
+    assert totals.stats is not None
+    assert (totals.stats.prompt_tokens, totals.stats.num_running, totals.stats.kv_slots_used) == (500, 0, 0)
+    assert totals.stats.kv_slots_total == STATS.kv_slots_total
+    totals.engine_died()
+    for prompt_tokens in (20, 900):
+        totals.report(msgspec.structs.replace(STATS, prompt_tokens=prompt_tokens, num_running=1))
+        assert (totals.stats.prompt_tokens, totals.stats.num_running) == (500 + prompt_tokens, 1)
+    assert totals.stats.accepted_echo == 2 * STATS.accepted_echo
 
 
 def test_requests_are_counted_with_their_times(client):

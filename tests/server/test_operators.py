@@ -5,24 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from serving import Served
+from serving import PATIENCE_S, Served
 
 from server.socket_folder import PREFIX, sweep
 
 EXEC = 'exec "$@"'
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(
@@ -45,7 +38,7 @@ def test_what_cannot_start_says_so_in_one_line(
     if "arena_mb" in options and psutil.virtual_memory().available > 60_000 << 20:
         pytest.skip("this machine has that much memory")
     with Served(tiny_model, wait=False, shell=shell, **options) as server:
-        assert server.process.wait(30) in (1, 2)
+        assert server.process.wait(PATIENCE_S) in (1, 2)
         lines = [line for line in server.text().splitlines() if line]
         assert len(lines) == 1, lines
         assert word in lines[0]
@@ -54,22 +47,21 @@ def test_what_cannot_start_says_so_in_one_line(
 
 def test_it_serves_without_standard_streams_or_a_folder_to_stand_in(tiny_model: Path, tmp_path: Path) -> None:
     """As some service managers start it; and nobody reads what it writes."""
-    place, port = tmp_path / "place", free_port()
+    place = tmp_path / "place"
     place.mkdir()
     shell = f'rmdir "$PWD"; {EXEC} <&- >&- 2>&-'
-    with Served(tiny_model, cwd=place, wait=False, shell=shell, port=port, host="::") as server:
-        server.connect(f"http://127.0.0.1:{port}")  # :: listens on every interface, IPv4 too
+    with Served(tiny_model, cwd=place, wait=False, shell=shell, host="::") as server:
+        server.connect(server.listening_url())  # :: listens on every interface, IPv4 too
         server.wait_until_ready()
-        assert httpx.get(f"http://[::1]:{port}/ready").status_code == 200
+        assert httpx.get(server.url.replace("127.0.0.1", "[::1]") + "/ready").status_code == 200
 
 
 def test_it_outlives_whoever_read_its_log(tiny_model: Path) -> None:
-    port = free_port()
-    with Served(tiny_model, wait=False, shell='exec "$@" 2> >(exec true)', port=port) as server:
-        server.connect(f"http://127.0.0.1:{port}")
+    with Served(tiny_model, wait=False, shell='exec "$@" 2> >(exec true)') as server:
+        server.connect(server.listening_url())
         server.wait_until_ready()
-        os.kill(server.pids("detokenizer")[0], signal.SIGKILL)  # the launcher has something to say
-        time.sleep(0.2)
+        server.kill("detokenizer")  # the launcher has something to say
+        server.wait_for(lambda: server.metric("beholder_child_deaths_total"))
         server.wait_until_ready()
         question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         assert server.client.post("/v1/chat/completions", json=question).status_code == 200
@@ -79,7 +71,7 @@ def test_it_outlives_whoever_read_its_log(tiny_model: Path) -> None:
 def test_a_closed_terminal_is_a_wish_to_stop_unless_nohup_says_otherwise(tiny_model: Path) -> None:
     with Served(tiny_model) as server:
         server.process.send_signal(signal.SIGHUP)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert os.listdir(server.sockets.name) == []
     with Served(tiny_model, shell=f"trap '' HUP; {EXEC}") as server:
         server.process.send_signal(signal.SIGHUP)
@@ -87,28 +79,36 @@ def test_a_closed_terminal_is_a_wish_to_stop_unless_nohup_says_otherwise(tiny_mo
         assert server.client.get("/ready").status_code == 200
 
 
+def test_a_terminal_that_quits_the_server_leaves_nothing(tiny_model: Path) -> None:
+    with Served(tiny_model) as server:
+        for process in (*server.family(), server.process):  # Ctrl-\ reaches all of them
+            process.send_signal(signal.SIGQUIT)
+        assert server.process.wait(20) == 0
+        assert os.listdir(server.sockets.name) == []
+
+
 def test_a_process_that_hangs_is_noticed_and_replaced(tiny_model: Path) -> None:
     with Served(tiny_model, hang_timeout_s=3, preprocess_deadline_s=0.5, workers=1) as server:
         hung = {role: server.pids(role)[0] for role in ("engine", "preprocess", "detokenizer")}
+        [serves] = server.pids("server")
         question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         os.kill(hung["engine"], signal.SIGSTOP)
-        started = time.monotonic()
         answer = server.client.post("/v1/chat/completions", json=question)
         assert answer.status_code == 503
         assert "no sign of life" in answer.json()["error"]["message"]
-        assert time.monotonic() - started < 7
+        server.wait_for_line("the engine process is up again")
         os.kill(hung["preprocess"], signal.SIGSTOP)
         os.kill(hung["detokenizer"], signal.SIGSTOP)
         server.process.send_signal(signal.SIGSTOP)  # time in which the launcher slept too is nobody's fault
         time.sleep(4.5)
+        woke = time.monotonic()
         server.process.send_signal(signal.SIGCONT)
-        time.sleep(1)
-        assert server.pids("server")
-        assert server.pids("preprocess") == [hung["preprocess"]]
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and server.text().count("no sign of life") != 3:
-            time.sleep(0.1)
-        server.wait_until_ready()
+        for name in ("preprocess 0", "detokenizer"):
+            server.wait_for_line(f"the {name} process died (no sign of life")
+            assert time.monotonic() - woke > 2.9, "they had their time once more"
+        for name in ("preprocess 0", "detokenizer"):
+            server.wait_for_line(f"the {name} process is up again")
+        assert server.pids("server") == [serves]
         assert not {*server.pids("engine"), *server.pids("preprocess"), *server.pids("detokenizer")} & set(
             hung.values()
         )

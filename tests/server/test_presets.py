@@ -12,8 +12,9 @@ from PIL import Image
 import beholder as api
 from preprocess.wire import Grammar, ImagePart, TextPart
 from server.app import create_app
+from server.options.option import SettingsError
 from server.presets import load_presets
-from server.settings import Settings, SettingsError
+from server.settings import Settings
 
 OWN = {"title": "Own", "description": "d", "prompt": "In {prompt}, what is it?", "sampling": {"temperature": 0.5}}
 NAMES = [

@@ -30,6 +30,7 @@ from preprocess.wire import (
     Previewed,
     VideoPart,
 )
+from preprocess.wire.framing import job_of
 from server.dispatcher import Dispatcher
 
 CLIP = clip("mp4", 100)  # 4 s
@@ -166,9 +167,11 @@ def test_a_preview_that_kills_its_worker_twice_is_refused_and_leaves_nothing() -
 
         sent: list[Preview] = []
 
-        def send(name: str, data: bytes) -> None:
+        def send(name: str, *frames: bytes) -> None:
             if name.startswith("worker"):
-                sent.append(msgspec.msgpack.decode(data, type=Preview))
+                job = job_of(frames)
+                assert isinstance(job, Preview)
+                sent.append(job)
 
         dispatcher = Dispatcher(
             send, num_workers=1, arena_size=1 << 16, pixel_bytes_per_image=1, max_waiting=4, max_waiting_bytes=1 << 20

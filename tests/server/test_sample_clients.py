@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from serving import PATIENCE_S
 
 from preprocess.errors import ClientError, ServiceError
 
@@ -34,7 +35,12 @@ def run(request, served, tmp_path):
     def run(*more):
         environment = {**os.environ, "BEHOLDER_URL": served.url, "PYTHONPATH": ""}
         return subprocess.run(
-            [*command, str(picture), *more], capture_output=True, text=True, timeout=30, env=environment, check=False
+            [*command, str(picture), *more],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment,
+            check=False,
         )
 
     return run
@@ -54,10 +60,10 @@ def test_it_prints_the_text(run):
 
 
 def test_it_reports_a_refusal(run, service):
-    service.refusal = ClientError("the picture is too dark", code="image_undecodable")
+    service.refusal = ClientError("The picture is too dark", code="image_undecodable")
     done = run()
     assert done.returncode != 0
-    assert "the picture is too dark" in done.stdout + done.stderr
+    assert "The picture is too dark" in done.stdout + done.stderr
 
 
 def test_it_notices_a_failure_in_the_middle(run, service):
@@ -73,6 +79,6 @@ def test_curl_sends_several_in_a_form(served, service, tmp_path):
         file.write_bytes(file.name.encode())
     environment = {**os.environ, "BEHOLDER_URL": served.url}
     command = [*COMMANDS["caption.sh"], *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=True)
     assert done.stdout.count(TEXT) == 2
     assert [part.data for part in service.last[0][0].content[:-1]] == [b"a b.jpg", b"c.jpg"]

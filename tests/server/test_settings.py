@@ -9,7 +9,8 @@ from PIL import Image
 from engine.config import EngineConfig
 from preprocess.config import PictureBound, PreprocessConfig
 from server import model_source
-from server.settings import CPU_ENCODER_OPERATIONS, OPTIONS, Settings, SettingsError, environment_name
+from server.options.option import SettingsError, environment_name, is_service_link
+from server.settings import CPU_ENCODER_OPERATIONS, OPTIONS, Settings
 
 
 def test_defaults_pass_their_own_checks():
@@ -50,6 +51,26 @@ def test_an_empty_variable_is_not_set():
 
 def test_variables_of_the_client_programs_are_no_options():
     assert Settings.load({}, {"BEHOLDER_URL": "http://127.0.0.1:9000", "BEHOLDER_KEY": "k"}) == Settings()
+
+
+def test_addresses_that_kubernetes_gives_every_pod_are_left_aside_with_a_warning(caplog: pytest.LogCaptureFixture):
+    links = {
+        "BEHOLDER_PORT": "tcp://10.96.0.7:8000",
+        "BEHOLDER_SERVICE_HOST": "10.96.0.7",
+        "BEHOLDER_SERVICE_PORT": "8000",
+        "BEHOLDER_SERVICE_PORT_HTTP": "8000",
+        "BEHOLDER_PORT_8000_TCP": "tcp://10.96.0.7:8000",
+        "BEHOLDER_PORT_8000_TCP_PROTO": "tcp",
+        "BEHOLDER_PORT_8000_TCP_PORT": "8000",
+        "BEHOLDER_PORT_8000_TCP_ADDR": "10.96.0.7",
+        "BEHOLDER_UI_PORT": "tcp://10.96.0.8:80",
+        "BEHOLDER_UI_SERVICE_HOST": "10.96.0.8",
+    }
+    assert Settings.load({}, links) == Settings()
+    assert all(name in caplog.text for name in links)
+    assert "enableServiceLinks" in caplog.text
+    assert Settings.load({}, {**links, "BEHOLDER_PORT": "8001"}).port == 8001
+    assert not any(is_service_link(environment_name(name), "tcp://10.0.0.1:1") for name in OPTIONS if name != "port")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -93,6 +114,11 @@ def test_every_bound_is_checked_and_named(name):
         ({"host": ""}, {}, "--host: expected an address"),
         ({"allowed_origins": "example.org"}, {}, "--allowed-origins: 'example.org' is no origin"),
         ({"allowed_hosts": "http://example.org"}, {}, "--allowed-hosts: 'http://example.org' is no host name"),
+        (
+            {"image_store_mb": 0, "image_ttl_s": 60},
+            {},
+            "--image-ttl-s is how long uploads stay",
+        ),
         ({"max_image_mb": 100}, {}, "--max-image-mb 100 is larger than --max-body-mb 64"),
         ({"allowed_hosts": [1]}, {}, "--allowed-hosts: expected words with commas between them"),
     ],

@@ -16,7 +16,8 @@ from tiny_models import FAMILIES
 
 import server.start_table
 from beholder import Beholder
-from server.settings import Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import Settings
 from server.start_table import Start
 
 FACTS: dict[str, Any] = {
@@ -52,6 +53,13 @@ def test_the_arena_follows_the_largest_picture(
     assert Start.of(Settings(model=str(folder), workers=30, device="cuda")).settings.arena_mb == 1024
     monkeypatch.setattr(server.start_table, "available_memory", lambda: 2 << 30)
     assert Start.of(Settings(model=str(folder), workers=3, device="cuda")).settings.arena_mb == 256
+
+
+def test_a_bound_that_a_model_cannot_keep_is_refused(tiny_model: Path) -> None:
+    own = Start.of(Settings(model=str(tiny_model))).own_picture_tokens
+    assert Start.of(Settings(model=str(tiny_model), max_picture_tokens=own)).picture_tokens == own
+    with pytest.raises(SettingsError, match=r"--max-picture-tokens 1: this model .* leave the option out"):
+        Start.of(Settings(model=str(tiny_model), max_picture_tokens=1))
 
 
 def test_pictures_that_would_take_a_cpu_hours_are_smaller_there(tmp_path: Path) -> None:
@@ -130,7 +138,7 @@ def test_a_cached_hub_name_is_served_with_no_network(tmp_path: Path, monkeypatch
         answer = served.client.post("/v1/chat/completions", json={**body, "max_tokens": 12}).json()
         refused = served.client.post("/v1/chat/completions", json={**body, "max_tokens": 690})
     assert refused.status_code == 400
-    assert "the model's context is 700 tokens, so max_tokens can be at most" in refused.json()["error"]["message"]
+    assert "the model's context is 700 tokens, so `max_tokens` can be at most" in refused.json()["error"]["message"]
     content = [{"type": "image", "image": picture.getvalue()}, {"type": "video", "video": video}, question]
     with Beholder(snapshot, dtype="float32", threads=1) as beholder:
         expected = beholder.chat([{"role": "user", "content": content}], temperature=0, max_tokens=12)

@@ -13,7 +13,8 @@ import pytest
 from serving import Served
 from websockets.sync.client import connect
 
-from server.settings import Settings, SettingsError
+from server.options.option import SettingsError
+from server.settings import Settings
 from server.tls import names_of, self_signed, with_certificate
 
 NAMES = ["127.0.0.1", "::1", "gallery.local"]

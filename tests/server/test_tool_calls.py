@@ -83,6 +83,22 @@ def test_any_cut_gives_the_same(calls: list[Any], before: str, size: int, data: 
         assert said == (before.rstrip() if calls else before)
 
 
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(1, 9))
+def test_no_more_calls_than_asked_for_and_what_follows_them_is_not_passed_on(
+    num_calls: int, at_most: int, size: int
+) -> None:
+    text = "\n".join(["so", *(call_text("weather", {"n": n}) for n in range(num_calls)), "and so on"])
+    parser = ToolCallParser(NAMES, at_most)
+    pieces = [piece for at in range(0, len(text), size) for piece in parser.feed(text[at : at + size])]
+    pieces += parser.finish()
+    assert [call.function.arguments for call in parser.calls] == [
+        json.dumps({"n": n}) for n in range(min(num_calls, at_most))
+    ]
+    said = "".join(piece for piece in pieces if isinstance(piece, str))
+    assert said.startswith("so")
+    assert ("and so on" in said) == (num_calls <= at_most)
+
+
 @given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", "}", '"', '"name": "weather"', ",", ":", " x "])))
 def test_rubbish_never_fails(pieces: list[str]) -> None:
     said, found = parse(pieces)

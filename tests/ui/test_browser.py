@@ -8,8 +8,19 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import browser as harness
 import pytest
-from browser import PICTURES, Visit, camera_file, chromium, leaves_the_machine, luminance_ramp, ramp_number
+from browser import (
+    NAMES,
+    PICTURES,
+    Visit,
+    camera_file,
+    chromium,
+    find_browser,
+    leaves_the_machine,
+    luminance_ramp,
+    ramp_number,
+)
 from PIL import Image
 from serving import Served
 
@@ -78,3 +89,13 @@ def test_a_visit_ends_badly_when_the_page_asks_elsewhere_or_complains(browser: A
         page.wait_for_timeout(200)
         with pytest.raises(AssertionError, match=complaint):
             visit.close()
+
+
+def test_any_of_the_names_that_chromium_goes_by_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(harness, "_playwrights_own", lambda: "playwright's")
+    find = find_browser.__wrapped__
+    assert find() == "playwright's"
+    for name in reversed(NAMES):  # each is preferred to those after it
+        (tmp_path / name).touch(mode=0o755)
+        assert find() == str(tmp_path / name)

@@ -86,6 +86,16 @@ def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(client
     assert client.head("/ui/").status_code == 200
 
 
+def test_the_manifest_that_the_page_asks_for_names_it_and_an_icon_that_is_there(client: TestClient):
+    answer = client.get("/manifest.json")
+    assert answer.headers["content-type"] == "application/manifest+json"
+    manifest = answer.json()
+    assert manifest["name"] == "Beholder"
+    assert client.get("/" + manifest["start_url"]).status_code in {200, 404}
+    for icon in manifest["icons"]:
+        assert client.get("/" + icon["src"]).headers["content-type"].startswith(icon["type"])
+
+
 def test_without_gradio_the_page_says_how_to_install_it(client: TestClient, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     answer = client.get("/ui/")
@@ -106,5 +116,7 @@ def test_imports_point_one_way_and_wait_until_they_are_needed(modules: str, abse
 def test_a_server_without_the_page_has_its_api_all_the_same(tiny_model: Path):
     with Served(tiny_model, shell='exec "$@" --no-ui') as served:
         assert served.client.get("/ready").status_code == 200
-        for path in ("/", "/ui", "/ui/"):
-            assert served.client.get(path).json()["error"]["code"] == "not_found"
+        for path in ("/", "/ui", "/ui/", "/ui/own/main.js"):
+            answer = served.client.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "ui_off")
+            assert "--no-ui" in answer.json()["error"]["message"]

@@ -152,7 +152,7 @@ def test_a_server_that_dies_is_told_and_comes_back(browser: Any, served_ui: Serv
     try:
         os.kill(pid, signal.SIGSTOP)
         page.wait_for_selector(".engine[data-state=no-answer]")
-        assert "goes on by itself" in page.locator(".engine-state").inner_text()
+        assert "goes on by itself" in page.locator(".engine-head").inner_text()
         assert page.locator(".engine [role=status]").inner_text().startswith("No answer")
     finally:
         os.kill(pid, signal.SIGKILL)

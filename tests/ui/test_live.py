@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PHONE, PICTURES, Visit, camera_file, chromium
+from browser import PATIENCE_MS, PHONE, PICTURES, Visit, camera_file, chromium
 from serving import Served
 
 WORDS = ".live-beside"
@@ -39,7 +39,7 @@ def start(visit: Visit) -> Any:
     return visit.page
 
 
-def said(page: Any, pattern: str | re.Pattern[str], timeout_ms: float = 20_000) -> str:
+def said(page: Any, pattern: str | re.Pattern[str], timeout_ms: float = PATIENCE_MS) -> str:
     """Waits until the words on the page match."""
     source = pattern if isinstance(pattern, str) else pattern.pattern
     page.wait_for_function(
@@ -58,7 +58,7 @@ def mode(page: Any, name: str) -> None:
     page.locator(".live-prompt .segments label", has_text=name).click()
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_MS / 1000) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -247,7 +247,7 @@ def test_a_refused_camera_is_explained_and_a_file_works_without(browser: Any, se
     page.get_by_role("alert").filter(has_text="Allow it at the camera").wait_for()
     page.locator("[name=file]").set_input_files(PICTURES / "farm.jpg")
     said(page, "tractor|cow")
-    assert page.locator(".live-mark").inner_text() == "Playing a file"
+    assert page.locator(".live-mark").inner_text() == "File open"
     visit.close()
 
 
@@ -304,7 +304,7 @@ def test_a_camera_that_is_given_too_late_is_let_go_at_once(browser: Any, served_
     running = page.locator("beholder-live").get_attribute("data-phase") == "running"
     assert running == (how == "file")
     if how == "file":
-        assert page.locator(".live-mark").inner_text() == "Playing a file"
+        assert page.locator(".live-mark").inner_text() == "File open"
         assert page.locator(".live-picture img").is_visible()
     else:
         assert page.title() == "Beholder"
@@ -562,6 +562,61 @@ def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_se
         page.wait_for_selector('beholder-live[data-link="lost"]')
         page.get_by_role("alert").filter(has_text="does not answer").wait_for()
         visit.close()
+
+
+def test_on_a_wall_the_controls_go_away_and_come_back(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    page.keyboard.press("Tab")
+    page.keyboard.press("f")
+    page.wait_for_function("getComputedStyle(document.querySelector('.live-bar')).opacity === '0'")
+    page.keyboard.press("Tab")
+    page.wait_for_function("getComputedStyle(document.querySelector('.live-bar')).opacity === '1'")
+
+
+def test_that_words_were_copied_is_told_to_everybody(visit: Callable[..., Visit]):
+    page = start(visit())
+    said(page, SCENES)
+    told = page.locator(".live-said")
+    page.get_by_role("button", name="Copy the words").click()
+    told.filter(has_text="Copied").wait_for()
+    page.evaluate("""() => {
+      Object.defineProperty(navigator, "clipboard", { value: undefined });
+      document.execCommand = () => false;
+    }""")
+    page.keyboard.press("c")
+    told.filter(has_text="did not let it be copied").wait_for()
+
+
+def test_what_is_told_moves_nothing_that_stands_below(visit: Callable[..., Visit]):
+    for viewport in (PHONE, {"width": 1280, "height": 800}):
+        begun = visit(viewport=viewport)
+        begun.page.add_init_script(
+            "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('no', 'NotAllowedError'); }"
+        )
+        begun.page.reload()
+        form = begun.page.locator(".live-prompt")
+        form.wait_for()
+        before = form.bounding_box()
+        start(begun).get_by_role("alert").filter(has_text="Allow it at the camera").wait_for()
+        assert form.bounding_box() == before
+
+
+def test_signs_of_several_characters_are_whole_while_they_come(browser: Any, served_ui: Served):
+    family = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
+    visit = Visit(browser, served_ui.url)
+    visit.page.route_web_socket("**/v1/stream", lambda socket: say_on_a_frame(socket, f"A family {family} waves"))
+    visit.page.add_init_script("""
+      addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
+        const words = document.querySelector(".live-beside")?.textContent;
+        if (words) (window.painted ??= new Set()).add(words);
+      }).observe(document.body, { subtree: true, childList: true }));
+    """)
+    visit.open("/ui")
+    page = start(visit)
+    said(page, "waves")
+    assert all(family in words or not any(sign in words for sign in family) for words in page.evaluate("[...painted]"))
+    visit.close()
 
 
 def test_on_a_wall_the_words_stand_over_the_picture(visit: Callable[..., Visit]):

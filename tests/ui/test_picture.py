@@ -87,7 +87,7 @@ def test_a_picture_is_described_and_asked_about(page: Any) -> None:
     first, second = requests
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
     (picture, _), (again, _) = first["messages"][0]["content"], second["messages"][0]["content"]
-    assert re.fullmatch(r"file-[0-9a-f]{32}", picture["image_url"]["url"]), "the picture is sent once, then named"
+    assert re.fullmatch(r"file-[0-9a-f]{32}", picture["image_url"]["url"]), "The picture is sent once, then named"
     assert picture == again
     facts = page.locator(".turn:last-child .turn-facts").inner_text()
     cached, prompt = map(int, re.search(r"(\d+) of (\d+) tokens cached", facts).groups())
@@ -199,6 +199,18 @@ def test_stop_keeps_what_was_said_and_frees_the_engine(page: Any, served_ui: Ser
     assert answered(page, 2).startswith("Yes")
 
 
+def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(page: Any) -> None:
+    page.route("**/v1/chat/completions", make_it_long)
+    bring(page, PICTURES / "kitchen.jpg")
+    page.wait_for_selector(".turn[data-state=answering]")
+    page.get_by_role("button", name="Begin anew").click()
+    page.unroute("**/v1/chat/completions")
+    bring(page, PICTURES / "farm.jpg")
+    assert "cow" in answered(page, 1)
+    assert page.locator(".turn").count() == 1
+    assert page.get_by_role("button", name="Ask", exact=True).is_visible()
+
+
 def test_another_answer_is_drawn_anew(page: Any) -> None:
     requests = sent(page)
     bring(page, PICTURES / "kitchen.jpg")
@@ -226,12 +238,66 @@ def test_no_picture_is_told_in_the_servers_words(visit: Callable[..., Visit], tm
     broken = tmp_path / "broken.png"
     broken.write_bytes((PICTURES / "cafe.png").read_bytes()[:400])
     bring(page, broken)
-    answered(page, 1, "failed")
-    assert "cut off" in page.locator(".turn-error").inner_text()
-    assert "cut off" in page.locator(".picture-numbers").inner_text()
-    page.get_by_role("button", name="Begin anew").click()
+    told = page.get_by_role("alert").filter(has_text="broken.png: the PNG picture is cut off")
+    told.wait_for()
+    page.wait_for_function("document.querySelectorAll('.turn').length === 0")
+    assert page.get_by_role("button", name="Choose files").is_visible(), "as if nothing had been brought"
     bring(page, PICTURES / "kitchen.jpg")
     assert "teapot" in answered(page, 1)
+    assert not told.is_visible()
+
+
+def test_what_cannot_be_read_goes_and_the_others_are_described(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    begun = visit()
+    begun.expect_errors("status of 4")
+    page = open_tab(begun)
+    requests = sent(page)
+    for name in ("notes.txt", "empty.png"):
+        (tmp_path / name).write_text("no picture" * (name != "empty.png"))
+    bring(page, PICTURES / "kitchen.jpg", tmp_path / "notes.txt", PICTURES / "street.jpg", tmp_path / "empty.png")
+    answered(page, 1)
+    assert page.locator(".picture-thumb").count() == 2
+    told = page.get_by_role("alert").filter(has_text="notes.txt: ")
+    assert "this is text, not a picture that can be read" in told.inner_text()
+    assert "empty.png: " in told.inner_text()
+    assert page.locator(".turn-question").inner_text() == "Describe the pictures. with 1, 2"
+    assert [part["type"] for part in requests[-1]["messages"][0]["content"]] == ["image_url", "image_url", "text"]
+    told.get_by_role("button", name="Close").click()
+    assert not told.is_visible()
+    # One that is only shown so far, and asked about before the server has looked at it:
+    page.route("**/v1/previews", lambda route: None)
+    page.get_by_label("Your question").fill("What is on this one?")
+    bring(page, tmp_path / "notes.txt")
+    page.keyboard.press("Enter")
+    told.wait_for()
+    page.wait_for_function("document.querySelectorAll('.turn').length === 1")
+    assert page.get_by_label("Your question").input_value() == "What is on this one?", "to be asked about another"
+    assert page.get_by_role("button", name="Another answer").is_visible()
+    page.unroute("**/v1/previews")
+    ask(page, "Is there a teapot?")
+    assert answered(page, 2)
+
+
+def test_a_folder_is_told_from_a_server_that_does_not_answer(page: Any) -> None:
+    page.evaluate(
+        """() => { Blob.prototype.slice = () => ({ arrayBuffer: () => Promise.reject(new DOMException("gone")) }); }"""
+    )
+    bring(page, PICTURES / "kitchen.jpg")
+    page.get_by_role("alert").filter(has_text="kitchen.jpg: This cannot be read").wait_for()
+    assert not page.locator(".picture-thumb:visible").count()
+
+
+def test_a_question_that_failed_does_not_spoil_the_next(visit: Callable[..., Visit]) -> None:
+    begun = visit()
+    begun.expect_errors("status of 400")
+    page = open_tab(begun)
+    bring(page, PICTURES / "kitchen.jpg")
+    answered(page, 1)
+    ask(page, "What is it? " * 2000)
+    answered(page, 2, "failed")
+    assert "context" in page.locator(".turn:last-child .turn-error").inner_text()
+    ask(page, "Is there a teapot?")
+    assert answered(page, 3).startswith("Yes")
 
 
 def test_only_finished_sentences_are_read_out(page: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zxingcpp
-from browser import PHONE, PICTURES, Visit, another, camera_file, chromium
+from browser import PATIENCE_MS, PHONE, PICTURES, Visit, another, camera_file, chromium
 from PIL import Image
 from serving import Served
 
@@ -54,7 +54,7 @@ def label(page: Any) -> dict[str, str]:
     return {name: part.inner_text() for name, part in parts.items() if part.count() and part.is_visible()}
 
 
-def titled(page: Any, word: str, timeout_ms: float = 20_000) -> None:
+def titled(page: Any, word: str, timeout_ms: float = PATIENCE_MS) -> None:
     """Waits for a finished label whose title has the word."""
     page.wait_for_function(
         "(word) => document.querySelector('.label-title')?.textContent.includes(word)"
@@ -138,6 +138,7 @@ def test_the_code_brings_the_label_to_a_phone_and_to_no_server(page: Any, visit:
     phone.page.wait_for_function("document.title.includes('Penguins')")
     assert label(phone.page) == shown
     assert phone.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert phone.page.get_by_role("button", name="Copy the text").bounding_box()["height"] >= 44
     fragment = address.partition("#")[2]
     assert fragment
     assert not [url for url in asked if "Penguins" in url or fragment in url.partition("#")[0]]
@@ -181,6 +182,32 @@ def test_the_wall_describes_what_stands_before_it(visit: Callable[..., Visit]) -
     assert page.locator(".placard-recording").is_visible()
     assert label(page).keys() == {"title", "text"}
     assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "all of it is on the screen"
+
+
+def test_a_camera_that_is_taken_away_is_told_and_the_wall_takes_it_up_again(visit: Callable[..., Visit]) -> None:
+    take = """() => {
+      const [track] = document.querySelector(".placard-camera").srcObject.getVideoTracks();
+      track.stop();
+      track.dispatchEvent(new Event("ended"));
+    }"""
+    page = open_tab(visit())
+    page.get_by_role("button", name="Use the camera").click()
+    page.get_by_role("button", name="Stop the camera").wait_for()
+    page.evaluate(take)
+    assert "taken away" in page.locator(".placard-error").inner_text()
+    assert page.get_by_role("button", name="Use the camera").is_visible()
+    page = visit(KIOSK).page
+    titled(page, "")
+    page.evaluate("""() => {
+      window.ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+      navigator.mediaDevices.getUserMedia = async () => { throw new DOMException("none", "NotFoundError"); };
+    }""")
+    page.evaluate(take)
+    page.wait_for_function("document.querySelector('.label-text').textContent.startsWith('There is no camera here.')")
+    assert "goes on by itself" in label(page)["text"]
+    assert not page.locator(".placard-recording").is_visible()
+    page.evaluate("() => { navigator.mediaDevices.getUserMedia = ask; }")
+    page.wait_for_selector(".placard-recording:visible")
 
 
 def test_the_wall_can_name_another_home(visit: Callable[..., Visit]) -> None:
@@ -266,8 +293,39 @@ def test_a_picture_that_cannot_be_described_gets_no_label_of_another(
     hang(page, PICTURES / "gallery.jpg")
     page.set_input_files(".placard-file", str(damaged))
     page.wait_for_selector(".placard-error:not([hidden])")
-    assert label(page) == {"title": "Untitled"}
-    assert not page.locator(".label-writer").is_visible()
+    assert "cut off" in page.locator(".placard-error").inner_text()
+    assert label(page)["text"].startswith("Drop a picture into the frame")
+    for part in (".label-writer", ".placard-picture", ".placard-code", ".placard-again"):
+        assert not page.locator(part).is_visible(), part
+    hang(page, PICTURES / "gallery.jpg")
+    assert label(page)["title"] == "Fox"
+
+
+def test_a_label_hangs_beside_its_own_picture_only(page: Any) -> None:
+    """Also when a camera is opened beside a finished or a half written label, and when it is stopped again."""
+    hang(page, PICTURES / "gallery.jpg")
+    page.evaluate("Object.defineProperty(document, 'hidden', { get: () => true })")  # the camera takes no picture
+    page.get_by_role("button", name="Use the camera").click()
+    page.get_by_role("button", name="Stop the camera").wait_for()
+    assert label(page)["text"].startswith("Hold something before the camera")
+    for part in (".label-writer", ".placard-code", ".placard-again"):
+        assert not page.locator(part).is_visible(), part
+    page.get_by_role("button", name="Stop the camera").click()
+    assert label(page)["title"] == "Fox"
+    assert page.locator(".placard-picture").is_visible()
+    assert page.locator(".placard-code").is_visible()
+    answers: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: answers.append(route))  # and leaves it without an answer
+    page.get_by_role("button", name="Write it again").click()
+    page.wait_for_selector(".label.writing")
+    page.get_by_role("button", name="Use the camera").click()
+    page.get_by_role("button", name="Stop the camera").wait_for()
+    page.unroute("**/v1/chat/completions")
+    assert answers
+    assert label(page)["text"].startswith("Hold something before the camera")
+    page.get_by_role("button", name="Stop the camera").click()
+    assert label(page)["title"] == "Fox"
+    assert not page.locator(".label.writing").count()
 
 
 @pytest.mark.parametrize("viewport", [{"width": 1920, "height": 1080}, {"width": 1080, "height": 1920}])

@@ -5,21 +5,42 @@
 export const BASE = new URL("../../", import.meta.url);
 
 const KEY = "beholder.key";
+const REFUSALS = [400, 413, 415, 422];
+let kept = ""; // the key, where nothing can be stored
 let asking = null; // one question at a time, whoever needs the key
 
 /** What the server refused, or why it could not be reached. `status` 0: no answer at all. */
 export class ApiError extends Error {
-  constructor({ message, code = "", status = 0, retryAfterS = null, requestId = "" }) {
+  constructor({ message, code = "", param = null, status = 0, retryAfterS = null, requestId = "" }) {
     super(message);
-    Object.assign(this, { code, status, retryAfterS, requestId });
+    Object.assign(this, { code, param, status, retryAfterS, requestId });
+  }
+
+  /** Whether what was sent is at fault: the same again would be refused again. */
+  get isRefusal() {
+    return REFUSALS.includes(this.status);
   }
 }
 
 /** The key that the visitor gave in this tab, or "". */
-export const key = () => sessionStorage.getItem(KEY) ?? "";
+export function key() {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return kept; // storage may be forbidden: it holds until the page is left
+  }
+}
 
 /** Forgets the key, or takes another. */
-export const setKey = (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY));
+export function setKey(value) {
+  kept = value;
+  try {
+    if (value) sessionStorage.setItem(KEY, value);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    // as above
+  }
+}
 
 /** An address of the API. */
 export const address = (path) => new URL(path.replace(/^\//, ""), BASE);
@@ -63,7 +84,7 @@ export async function errorOf(response) {
   const retryAfterS = Number(response.headers.get("retry-after")) || null;
   try {
     const { error } = await response.json();
-    return new ApiError({ ...found, retryAfterS, message: error.message, code: error.code ?? "" });
+    return new ApiError({ ...found, retryAfterS, message: error.message, code: error.code ?? "", param: error.param });
   } catch {
     return new ApiError({ ...found, retryAfterS, message: `The server answered ${response.status}.` });
   }

@@ -1,12 +1,13 @@
 // Light or dark before the first paint: the visitor's choice, else the system's. Gradio follows the class on <body>.
 (() => {
   const KEY = "beholder.appearance";
+  let kept = "auto";
   const system = matchMedia("(prefers-color-scheme: dark)");
   const read = () => {
     try {
       return localStorage.getItem(KEY) ?? "auto";
     } catch {
-      return "auto"; // storage may be forbidden
+      return kept; // storage may be forbidden: it holds until the page is left
     }
   };
   const apply = () => {
@@ -18,11 +19,12 @@
   window.beholderAppearance = {
     get: read,
     set(choice) {
+      kept = choice;
       try {
         if (choice === "auto") localStorage.removeItem(KEY);
         else localStorage.setItem(KEY, choice);
       } catch {
-        document.documentElement.dataset.theme = choice;
+        // as above
       }
       apply();
     },

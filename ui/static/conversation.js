@@ -5,13 +5,17 @@ import { ApiError, call, events } from "./api.js";
 const AGAIN = { temperature: 0.8 }; // a second try that said the same would be no use
 
 /**
- * Events: `change` with detail {turn} while an answer grows and when it ends.
+ * Events:
+ *   change    {turn}                 while an answer grows and when it ends
+ *   refused   {turn, medium, error}  the server cannot read one of the pictures or clips: it has left the conversation
+ *   withdrawn {turn}                 with it the question, which was about nothing else
  *
  * A turn: {question, media, answer, state, error, facts}. States: asking, answering, done, stopped, failed.
  */
 export class Conversation extends EventTarget {
   turns = [];
   #running = null;
+  #sent = []; // of each message that was sent last, its pictures and clips
 
   /** The turn that is being answered, or null. */
   get running() {
@@ -43,14 +47,34 @@ export class Conversation extends EventTarget {
     const running = (this.#running = { turn, cancel: new AbortController() });
     this.#tell(turn);
     try {
-      await this.#stream(turn, sampling, running.cancel.signal);
-      turn.state = "done";
+      do await this.#stream(turn, sampling, running.cancel.signal).catch((error) => this.#withdraw(turn, error));
+      while (turn.state === "asking" && this.turns.includes(turn)); // asked again, without what cannot be read
     } catch (error) {
       if (error.name === "AbortError") turn.state = "stopped";
       else Object.assign(turn, { state: "failed", error });
     }
     if (this.#running === running) this.#running = null;
-    this.#tell(turn);
+    if (this.turns.includes(turn)) this.#tell(turn);
+    else this.#say("withdrawn", { turn });
+  }
+
+  // Takes out of the conversation what the server refuses; throws the error when it is about something else.
+  #withdraw(turn, error) {
+    const medium = this.#culprit(turn, error);
+    if (!medium) throw error;
+    const wasItsOwn = turn.media.includes(medium);
+    Object.assign(turn, { answer: "", state: "asking" });
+    for (const each of this.turns) each.media = each.media.filter((other) => other !== medium);
+    if (wasItsOwn && !turn.media.length) this.turns = this.turns.filter((other) => other !== turn);
+    this.#say("refused", { turn, medium, error });
+  }
+
+  #culprit(turn, error) {
+    if (!(error instanceof ApiError && error.isRefusal)) return null;
+    if (error.medium) return error.medium; // its upload failed
+    const place = /^messages\[(\d+)\]\.content\[(\d+)\]/.exec(error.param ?? "");
+    if (place) return this.#sent[place[1]]?.[place[2]] ?? null;
+    return error.status === 413 && turn.media.length === 1 ? turn.media[0] : null;
   }
 
   async #stream(turn, sampling, signal) {
@@ -69,6 +93,7 @@ export class Conversation extends EventTarget {
       }
       if (event.usage) turn.facts = facts(event.usage, began, first, last);
     }
+    turn.state = "done";
     this.#noteCached(turn);
   }
 
@@ -84,13 +109,22 @@ export class Conversation extends EventTarget {
     }
   }
 
+  // A question that got no answer is not asked again with the next: what was wrong with it would be wrong for ever. Its
+  // pictures go along with the next one.
   async #messages(last) {
     const messages = [];
+    this.#sent = [];
+    let waiting = [];
     for (const turn of this.turns) {
-      const parts = await Promise.all(turn.media.map((medium) => medium.part()));
+      const media = [...waiting, ...turn.media];
+      waiting = turn === last || turn.answer ? [] : media;
+      if (turn !== last && !turn.answer) continue;
+      const parts = await Promise.all(media.map(partOf));
+      this.#sent.push(media);
       messages.push({ role: "user", content: [...parts, { type: "text", text: turn.question }] });
       if (turn === last) break;
-      if (turn.answer) messages.push({ role: "assistant", content: turn.answer });
+      this.#sent.push([]);
+      messages.push({ role: "assistant", content: turn.answer });
     }
     return messages;
   }
@@ -111,7 +145,11 @@ export class Conversation extends EventTarget {
   }
 
   #tell(turn) {
-    this.dispatchEvent(new CustomEvent("change", { detail: { turn } }));
+    this.#say("change", { turn });
+  }
+
+  #say(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }
 
@@ -126,5 +164,11 @@ function facts(usage, began, first, last) {
     media: usage.prompt_tokens_details.media ?? [],
   };
 }
+
+// What goes wrong while one is uploaded says which it was.
+const partOf = (medium) =>
+  medium.part().catch((error) => {
+    throw error instanceof ApiError ? Object.assign(error, { medium }) : error;
+  });
 
 const sum = (items, name) => items.reduce((total, item) => total + item[name], 0);

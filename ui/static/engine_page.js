@@ -33,6 +33,7 @@ class Engine extends HTMLElement {
   #figures = [];
   #timer = 0;
   #awaySince = null;
+  #about = ""; // model and version
 
   connectedCallback() {
     this.innerHTML = PAGE;
@@ -59,7 +60,7 @@ class Engine extends HTMLElement {
     try {
       values = parse(await (await call("/metrics", { signal: AbortSignal.timeout(PATIENCE_MS) })).text());
     } catch (error) {
-      this.#say("No answer", awayWords((this.#awaySince ??= new Date()), error));
+      this.#sayAway((this.#awaySince ??= new Date()), error);
     }
     if (!this.isConnected) return;
     this.#samples.add(performance.now() / 1e3, values);
@@ -81,11 +82,18 @@ class Engine extends HTMLElement {
     this.#say(state, `up ${duration(upS)}`);
   }
 
-  #say(state, more) {
+  #sayAway(since, { status, message }) {
+    const time = since.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+    // It answers, but not with this; or it does not answer.
+    this.#say("No answer", `since ${time}`, status ? message : "It may be restarting; this page goes on by itself.");
+  }
+
+  #say(state, more, advice = "") {
+    this.querySelector(".engine-about").textContent = advice || this.#about;
     const head = this.querySelector(".engine-state");
     this.querySelector(".engine").dataset.state = state.toLowerCase().replace(" ", "-");
     if (head.dataset.state !== state && (state === "No answer" || head.dataset.state === "No answer")) {
-      this.querySelector("[role=status]").textContent = `${state}. ${more}`;
+      this.querySelector("[role=status]").textContent = `${state} ${more}. ${advice}`;
     }
     head.dataset.state = state;
     head.textContent = state;
@@ -148,7 +156,8 @@ class Engine extends HTMLElement {
   async #tellAbout() {
     try {
       const about = await get("/v1/server");
-      this.querySelector(".engine-about").textContent = `${about.models.join(", ")} on Beholder ${about.version}`;
+      this.#about = `${about.models.join(", ")} on Beholder ${about.version}`;
+      if (!this.#awaySince) this.querySelector(".engine-about").textContent = this.#about;
       this.querySelector(".engine-options div").replaceChildren(optionTable(about.options));
       const card = await call("/v1/card");
       this.querySelector(".engine-card div").replaceChildren(markdown(await card.text()));
@@ -164,6 +173,7 @@ class Figure {
   #figure;
   #numbers;
   #chart;
+  #scale;
 
   constructor(figure) {
     this.#figure = figure;
@@ -180,7 +190,11 @@ class Figure {
       list.append(row);
       return number;
     });
-    this.element.append(title, list, this.#chart.element);
+    this.#scale = document.createElement("p");
+    this.#scale.className = "chart-scale";
+    this.#scale.ariaHidden = "true"; // the chart's name says it
+    this.#scale.append(document.createElement("span"), document.createElement("span"));
+    this.element.append(title, list, this.#scale, this.#chart.element);
   }
 
   draw(samples, nowS) {
@@ -202,7 +216,12 @@ class Figure {
         })),
       );
     const spanS = Math.min(Math.max(nowS - samples.all[0].timeS, LEAST_SPAN_S), SPAN_S);
-    this.#chart.draw(series, nowS, spanS, most, `${title} over the last minutes; now ${said.join(", ")}`);
+    const seen = series.flat().map(({ value }) => value).filter((value) => value !== null);
+    const peak = seen.length ? `peak ${this.#figure.write(Math.max(...seen))}` : "";
+    const span = spanS < 120 ? `${Math.round(spanS)} s` : `${Math.floor(spanS / 60)} min`;
+    [this.#scale.firstChild.textContent, this.#scale.lastChild.textContent] = [`last ${span}`, peak];
+    const label = [`${title} over the last ${span}`, `now ${said.join(", ")}`, peak].filter(Boolean).join("; ");
+    this.#chart.draw(series, nowS, spanS, most, label);
   }
 }
 
@@ -225,12 +244,6 @@ function optionTable(options) {
   }
   scroller.append(table);
   return scroller;
-}
-
-function awayWords(since, { status, message }) {
-  if (status) return message; // it answers, but not with this
-  const time = since.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-  return `since ${time}. It may be restarting; this page goes on by itself.`;
 }
 
 function duration(seconds) {

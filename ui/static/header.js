@@ -1,6 +1,8 @@
 // The head of the page: name, model, how the server is, light or dark. Says when the server is gone and when it is back.
 
 import { address, get } from "./api.js";
+import { icon } from "./icons.js";
+import { showShortcuts } from "./shortcuts.js";
 
 const LOOK_EVERY_MS = 10_000;
 const LOOK_AGAIN_MS = 1000; // while it is gone
@@ -23,6 +25,7 @@ class Header extends HTMLElement {
           <h1>Beholder</h1></div>
         <p class="head-watching" role="status" hidden></p>
         <p class="head-state" role="status"><span class="head-dot"></span><span class="head-words"></span></p>
+        <button type="button" class="button quiet round head-keys" aria-label="Keys (?)" title="Keys (?)">${icon("keys")}</button>
         <button type="button" class="button quiet round head-look"></button>
       </div>
       <p class="head-gone" role="alert" hidden></p>`;
@@ -30,6 +33,7 @@ class Header extends HTMLElement {
       beholderAppearance.set(NEXT[beholderAppearance.get()]);
       this.#showAppearance();
     });
+    this.querySelector(".head-keys").addEventListener("click", showShortcuts);
     this.#showAppearance();
     this.#look();
     document.addEventListener("visibilitychange", this.#onShown);

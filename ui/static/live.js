@@ -1,26 +1,32 @@
 // <beholder-live>: point a camera, a screen or a file, and read what the model sees, word by word.
 
 import { Announcer } from "./announcer.js";
+import { Awake } from "./awake.js";
 import { copy } from "./clipboard.js";
+import { continues, settled } from "./graphemes.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
 import { History } from "./live_history.js";
+import { markup } from "./live_markup.js";
 import { LivePrompt } from "./live_prompt.js";
 import { LiveSession } from "./live_session.js";
 import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
-import { markup } from "./live_markup.js";
+import { intake } from "./media.js";
 import { readable } from "./readable.js";
+import { sentence } from "./sentences.js";
+import { isForPage, lettersWork } from "./shortcuts.js";
 import { watching } from "./watching.js";
 
 const THUMBNAIL = 320; // pixels, the longer side
-const MARKS = { camera: "Camera on", screen: "Screen shared", file: "Playing a file" };
+const MARKS = { camera: "Camera on", screen: "Screen shared", file: "File open" };
 const HIDDEN = "Stopped, because this page was hidden. Nothing looks while you do not.";
 const IDLE_MS = 3000; // on a wall the controls go away after so long
 
 class Live extends HTMLElement {
   #history = new History();
   #speech = new Speech();
+  #awake = new Awake();
   #session = null;
   #source = null;
   #opening = null; // AbortController while a camera, screen or file is being opened
@@ -88,9 +94,10 @@ class Live extends HTMLElement {
     this.#source = null;
     session?.close();
     this.#announcer.stop();
-    this.#keepAwake(false);
+    this.#awake.keep(false);
     watching(this, "");
     this.dataset.phase = "idle";
+    this.dataset.stale = false;
     this.#$(".live-stale").hidden = true;
     if (why) this.#warn(why);
   }
@@ -108,7 +115,7 @@ class Live extends HTMLElement {
     this.dataset.source = source.kind;
     this.dataset.phase = "running";
     watching(this, MARKS[source.kind]);
-    this.#keepAwake(true);
+    this.#awake.keep(true);
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
     this.style.setProperty("--live-ratio", source.width / source.height);
@@ -129,6 +136,7 @@ class Live extends HTMLElement {
     on("refused", ({ message }) => this.#warn(message));
     on("accepted", () => this.#warn(""));
     on("stale", ({ message }) => {
+      this.dataset.stale = Boolean(message);
       this.#$(".live-stale").hidden = !message;
       this.#$(".live-stale").textContent = message;
     });
@@ -148,7 +156,7 @@ class Live extends HTMLElement {
 
   #onWords(text, ageMs) {
     if (ageMs !== null) this.#figures.age(ageMs);
-    const words = readable(text);
+    const words = readable(settled(text));
     // The same words again are not typed again: a still scene stays still on the page.
     if (this.#shown.startsWith(words)) return;
     this.#show(words);
@@ -161,7 +169,7 @@ class Live extends HTMLElement {
       this.#frame = 0;
       const [before, now] = [this.#painted, this.#shown];
       if (now === before) return;
-      const grows = before !== "" && now.startsWith(before);
+      const grows = before !== "" && continues(now, before);
       for (const place of this.querySelectorAll(".live-words")) {
         if (!grows) place.textContent = "";
         place.append(element("span", grows ? now.slice(before.length) : now)); // new words fade in
@@ -211,11 +219,7 @@ class Live extends HTMLElement {
       const action = event.target.closest("[data-do]")?.dataset.do;
       if (action) this.#do(action);
     });
-    this.#$("[name=file]").addEventListener("change", ({ target }) => {
-      const [file] = target.files;
-      target.value = "";
-      if (file) this.start("file", file);
-    });
+    intake(this, this.#$("[name=file]"), ([file]) => file && this.start("file", file));
     this.#$("[name=camera]").addEventListener("change", () => this.#source?.kind === "camera" && this.start("camera"));
     this.#$("[name=side]").addEventListener("change", () => {
       if (this.#source?.kind === "camera") this.start("camera");
@@ -240,8 +244,9 @@ class Live extends HTMLElement {
     document.addEventListener("fullscreenchange", () => {
       if (!document.fullscreenElement && this.dataset.wall === "true") this.#wall(false);
     });
-    new ResizeObserver(() => this.#toTheEnd()).observe(this.#$(".live-stage"));
-    this.#$(".live-stage").addEventListener("pointermove", () => this.#wake());
+    const sizes = new ResizeObserver(() => this.#toTheEnd());
+    for (const place of [this.#$(".live-stage"), this.#$(".live-beside")]) sizes.observe(place);
+    for (const name of ["pointermove", "pointerdown"]) this.#$(".live-stage").addEventListener(name, () => this.#wake());
     this.dataset.phase = "idle";
   }
 
@@ -267,10 +272,10 @@ class Live extends HTMLElement {
   }
 
   #onKey = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || !this.checkVisibility()) return;
-    if (event.target.closest?.("input, textarea, select, dialog")) return;
+    if (!this.checkVisibility() || !isForPage(event)) return;
+    this.#wake();
     if (event.key === "Escape" && this.dataset.wall === "true") return this.#wall(false);
-    if (!this.#$("[name=keys]").checked) return;
+    if (!lettersWork()) return;
     if (event.key === " ") {
       if (event.target.closest?.("button, a, summary, [role=tab]")) return; // it presses those
       if (!this.#session) return;
@@ -302,6 +307,7 @@ class Live extends HTMLElement {
     this.dataset.wall = on;
     document.documentElement.classList.toggle("live-on-wall", on);
     this.#$("[data-do=wall]").setAttribute("aria-pressed", on);
+    document.activeElement?.blur(); // controls that have the focus would stay
     this.#wake();
     try {
       if (on) await this.#$(".live-stage").requestFullscreen();
@@ -311,27 +317,18 @@ class Live extends HTMLElement {
     }
   }
 
-  // A screen that goes dark would hide the page, and that would stop it.
-  async #keepAwake(on) {
-    this.#lock?.release().catch(() => {});
-    this.#lock = null;
-    if (!on || !navigator.wakeLock) return;
-    const lock = await navigator.wakeLock.request("screen").catch(() => null); // low battery
-    if (this.#session) this.#lock = lock;
-    else lock?.release();
-  }
-
-  #lock = null;
-
   #wake() {
     clearTimeout(this.#idle);
     this.dataset.idle = false;
     this.#idle = setTimeout(() => (this.dataset.idle = true), IDLE_MS);
   }
 
+  #saying = 0;
+
   async #copy(text) {
-    this.#$(".live-said").textContent = (await copy(text)) ? "Copied." : "The browser did not let it be copied.";
-    setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
+    this.#$(".live-said").textContent = (await copy(text)) ? "Copied" : "The browser did not let it be copied.";
+    clearTimeout(this.#saying);
+    this.#saying = setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
   }
 
   async #showCameras(deviceId) {
@@ -345,7 +342,7 @@ class Live extends HTMLElement {
     this.#$("[data-do=flip]").hidden = cameras.length < 2;
   }
 
-  #facing = "";
+  #facing = "environment"; // where there are two, the one that looks at what the visitor looks at
 
   get #side() {
     return Number(this.#$("[name=side]").value);
@@ -354,7 +351,7 @@ class Live extends HTMLElement {
   #warn(message) {
     const place = this.#$(".live-warning");
     place.hidden = !message;
-    place.textContent = message;
+    place.textContent = sentence(message);
   }
 
   #$(selector) {

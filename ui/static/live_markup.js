@@ -2,16 +2,6 @@
 
 import { icon } from "./icons.js";
 
-const KEYS = [
-  ["S", "start, stop"],
-  ["Space", "look now"],
-  ["F", "full screen"],
-  ["M", "mirror"],
-  ["R", "read aloud"],
-  ["C", "copy the words"],
-  ["N", "numbers"],
-];
-
 const round = (action, name, sign, more = "") =>
   `<button type="button" class="button round" data-do="${action}" aria-label="${name}" title="${name}" ${more}>${icon(sign)}</button>`;
 
@@ -48,8 +38,8 @@ export const markup = ({ secure, screens }) => `
   </div>
   <div class="live-side">
     ${secure ? "" : insecure()}
-    <p class="notice bad live-warning" role="alert" hidden></p>
     <div class="live-reading">
+      <p class="notice bad live-warning" role="alert" hidden></p>
       <p class="live-words live-beside" dir="auto"></p>
       <p class="live-link" role="status"></p>
       <button type="button" class="button quiet round live-copy" data-do="copy" aria-label="Copy the words (C)" title="Copy the words (C)">${icon("copy")}</button>
@@ -69,15 +59,13 @@ export const markup = ({ secure, screens }) => `
         <label class="switch"><input type="checkbox" name="aloud">Read aloud</label>
         <label class="switch"><input type="checkbox" name="over">Words over the picture</label>
         <label class="switch"><input type="checkbox" name="numbers" checked>Numbers</label>
-        <label class="switch"><input type="checkbox" name="keys" checked>Keyboard shortcuts</label>
-        <ul class="live-keys">${KEYS.map(([key, what]) => `<li><kbd>${key}</kbd> ${what}</li>`).join("")}</ul>
       </div>
     </details>
   </div>
   <section class="live-strip" aria-label="What was said so far" hidden></section>
   <input type="file" name="file" accept="image/*,video/*" hidden aria-label="A picture or clip">
   <p class="unseen live-aloud" aria-live="polite"></p>
-  <p class="unseen live-said" role="status"></p>`;
+  <p class="live-said" role="status"></p>`;
 
 function insecure() {
   const port = location.port ? `:${location.port}` : "";

@@ -28,7 +28,7 @@ export class LivePrompt extends EventTarget {
     root.innerHTML = `
       <label class="field"><span>What to say</span><select class="prompt-preset"></select></label>
       <label class="field"><span class="prompt-name">In these words</span>
-        <textarea class="prompt-text" rows="2" dir="auto" maxlength="4000" spellcheck="true"></textarea></label>
+        <textarea class="prompt-text" rows="2" dir="auto" spellcheck="true"></textarea></label>
       <fieldset class="segments" aria-label="When to look">
         ${MODES.map(
           ([value, name, title]) =>

@@ -40,6 +40,7 @@ export class Medium {
 
   /** The content part of a chat message. */
   async part() {
+    await this.#check();
     if (this.isClip) return { type: "video_url", video_url: { url: await dataUrl(this.file) } };
     return { type: "image_url", image_url: { url: await this.#address(), detail: this.detail } };
   }
@@ -55,7 +56,17 @@ export class Medium {
     return kept;
   }
 
+  // A folder that was dropped, or a file that has gone since: browsers tell that no better than a dead network.
+  async #check() {
+    try {
+      await this.file.slice(0, 1).arrayBuffer();
+    } catch {
+      throw new ApiError({ status: 400, message: "This cannot be read: it is a folder, or it is no longer there." });
+    }
+  }
+
   async #preview() {
+    await this.#check();
     const form = new FormData();
     form.append(this.isClip ? "video" : "file", this.file, this.name || "file");
     if (!this.isClip) form.append("detail", this.detail);
@@ -82,10 +93,10 @@ export class Medium {
   }
 }
 
-/** Takes what is dropped on, pasted into and chosen in an element, while it can be seen. Gives a function that stops. */
+/** Takes what is dropped on, pasted into and chosen in an element, while it can be seen: whatever it is, the server
+ * says whether it can read it. Gives a function that stops. */
 export function intake(element, input, take) {
   const visible = () => element.checkVisibility();
-  const files = (list) => [...(list ?? [])].filter((file) => /^(image|video)\//.test(file.type) || CLIP_NAMES.test(file.name));
   const carriesFiles = (event) => visible() && event.dataTransfer?.types.includes("Files");
   const over = (event) => {
     if (!carriesFiles(event)) return;
@@ -97,16 +108,16 @@ export function intake(element, input, take) {
     element.classList.remove("dragging");
     if (!carriesFiles(event)) return;
     event.preventDefault();
-    take(files(event.dataTransfer.files));
+    take([...event.dataTransfer.files]);
   };
   const paste = (event) => {
-    const pasted = visible() ? files(event.clipboardData?.files) : [];
+    const pasted = visible() ? [...(event.clipboardData?.files ?? [])] : [];
     if (!pasted.length) return;
     event.preventDefault();
     take(pasted);
   };
   const choose = () => {
-    take(files(input.files));
+    take([...input.files]);
     input.value = "";
   };
   const heard = [["dragover", over], ["dragleave", leave], ["drop", drop], ["paste", paste]];
@@ -123,7 +134,7 @@ export function dataUrl(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new ApiError({ message: "The file cannot be read any more. Choose it again." }));
+    reader.onerror = () => reject(new ApiError({ status: 400, message: "The file cannot be read any more." }));
     reader.readAsDataURL(file);
   });
 }

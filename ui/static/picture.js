@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Medium, intake } from "./media.js";
+import { drawStrip } from "./picture_strip.js";
 import { showSeen } from "./seen.js";
 import { Reader, sentence } from "./sentences.js";
 import { TurnView } from "./turn_view.js";
@@ -17,6 +18,8 @@ const PAGE = `
     <input class="picture-files unseen" id="picture-files" type="file" accept="image/*,video/*" multiple tabindex="-1"
       aria-hidden="true">
     <section class="picture-side" aria-label="Pictures and clips">
+      <div class="notice bad picture-refused" role="alert" hidden><p></p>
+        <button type="button" class="button quiet round" aria-label="Close">×</button></div>
       <div class="picture-empty">
         <h2>Show it something.</h2>
         <p>Drop pictures or a clip anywhere on this page, paste one, or choose files.</p>
@@ -71,6 +74,7 @@ class Picture extends HTMLElement {
     this.#stopIntake = intake(this, files, (taken) => this.#take(taken));
     this.#on(".picture-choose", "click", () => files.click());
     this.#on(".picture-new", "click", () => this.#begin());
+    this.#on(".picture-refused button", "click", () => this.#complain(""));
     this.#on(".picture-stop", "click", () => this.#conversation.stop());
     this.#on(".picture-bar", "change", () => this.#show());
     this.#on(".picture-ask", "submit", (event) => {
@@ -108,15 +112,25 @@ class Picture extends HTMLElement {
     this.#media.forEach((medium) => medium.close());
     [this.#media, this.#pending, this.#shown] = [[], [], null];
     this.#views.clear();
-    this.#conversation = new Conversation();
-    this.#conversation.addEventListener("change", ({ detail }) => this.#onChange(detail.turn));
+    const conversation = (this.#conversation = new Conversation());
+    const on = (type, listener) =>
+      conversation.addEventListener(type, ({ detail }) => conversation === this.#conversation && listener(detail));
+    on("change", ({ turn }) => this.#onChange(turn));
+    on("refused", ({ turn, medium, error }) => {
+      if (Object.values(DESCRIBE).includes(turn.question)) turn.question = describe(turn.media);
+      this.#refuse(medium, error);
+    });
+    on("withdrawn", ({ turn }) => this.#onWithdrawn(turn));
+    this.#complain("");
     this.querySelector(".picture-turns").replaceChildren();
     this.querySelector('[value="own"]').checked = true;
+    this.#showRunning();
     this.#lay();
   }
 
   #take(files) {
     if (!files.length) return;
+    this.#complain("");
     const first = !this.#media.length;
     const added = files.map((file) => new Medium(file));
     this.#media.push(...added);
@@ -133,6 +147,21 @@ class Picture extends HTMLElement {
     medium.close();
     if (this.#shown === medium) this.#shown = this.#media.at(-1) ?? null;
     this.#lay();
+    this.#updateTurns(); // their numbers
+  }
+
+  // The server cannot read it: it goes, and its words stay until something else is shown.
+  #refuse(medium, { message }) {
+    if (!this.#media.includes(medium)) return;
+    this.#remove(medium);
+    const before = this.querySelector(".picture-refused p").textContent;
+    this.#complain([before, medium.name ? `${medium.name}: ${message}` : sentence(message)].filter(Boolean).join("\n"));
+  }
+
+  #complain(words) {
+    const place = this.querySelector(".picture-refused");
+    place.hidden = !words;
+    place.querySelector("p").textContent = words;
   }
 
   #lay() {
@@ -166,6 +195,7 @@ class Picture extends HTMLElement {
       numbers.textContent = `${said} ${cacheNote(medium)}`;
       numbers.classList.remove("bad");
     } catch (error) {
+      if (error.isRefusal && this.#pending.includes(medium)) return this.#refuse(medium, error);
       if (this.#shown !== medium) return;
       if (seen) stage.replaceChildren();
       numbers.textContent = sentence(error.message);
@@ -174,46 +204,23 @@ class Picture extends HTMLElement {
   }
 
   #listMedia() {
-    const strip = this.querySelector(".picture-strip");
-    const add = document.createElement("li");
-    add.innerHTML = `<button type="button" class="picture-add" aria-label="Add pictures or clips">+</button>`;
-    add.firstChild.addEventListener("click", () => this.querySelector(".picture-files").click());
-    strip.replaceChildren(...this.#media.map((medium, index) => this.#thumb(medium, index + 1)), add);
-  }
-
-  #thumb(medium, number) {
-    const item = document.createElement("li");
-    const show = document.createElement("button");
-    show.type = "button";
-    show.className = "picture-thumb";
-    show.setAttribute("aria-label", `Show ${medium.isClip ? "clip" : "picture"} ${number}`);
-    show.setAttribute("aria-pressed", String(medium === this.#shown));
-    const small = document.createElement(medium.isClip ? "video" : "img");
-    Object.assign(small, { src: medium.url, alt: "", muted: true, preload: "metadata" });
-    if (medium.isClip) small.tabIndex = -1;
-    show.append(small, Object.assign(document.createElement("span"), { textContent: number, ariaHidden: "true" }));
-    show.addEventListener("click", () => {
-      this.#shown = medium;
-      this.#show();
+    drawStrip(this.querySelector(".picture-strip"), {
+      media: this.#media,
+      shown: this.#shown,
+      removable: this.#pending,
+      onShow: (medium) => {
+        this.#shown = medium;
+        this.#show();
+      },
+      onRemove: (medium) => this.#remove(medium),
+      onAdd: () => this.querySelector(".picture-files").click(),
     });
-    item.append(show);
-    if (this.#pending.includes(medium)) {
-      const remove = document.createElement("button");
-      remove.type = "button";
-      remove.className = "picture-remove";
-      remove.textContent = "×";
-      remove.setAttribute("aria-label", `Take ${medium.isClip ? "clip" : "picture"} ${number} away`);
-      remove.addEventListener("click", () => this.#remove(medium));
-      item.append(remove);
-    }
-    return item;
   }
 
   // ---- the conversation ----------------------------------------------------------------------------------------------
 
   #describe() {
-    const clips = this.#pending.some((medium) => medium.isClip);
-    this.#send(clips ? DESCRIBE.clip : this.#pending.length > 1 ? DESCRIBE.pictures : DESCRIBE.picture);
+    this.#send(describe(this.#pending));
   }
 
   #ask() {
@@ -241,21 +248,42 @@ class Picture extends HTMLElement {
     let view = this.#views.get(turn);
     const turns = this.querySelector(".picture-turns");
     if (!view) {
-      view = new TurnView(turn, this.#media, () => this.#again());
+      view = new TurnView(turn, (medium) => this.#media.indexOf(medium) + 1, () => this.#again());
       this.#views.set(turn, view);
       turns.append(view.element);
     }
     const isNew = view.element.dataset.state === undefined;
     const atEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 80;
     const running = this.#conversation.running;
-    view.update(turn === this.#conversation.turns.at(-1) && !running);
-    for (const [other, older] of this.#views) if (other !== turn) older.update(false);
+    this.#updateTurns();
     if (isNew || atEnd) turns.scrollTo(0, turns.scrollHeight);
     if ((isNew || turn.state === "done") && NARROW.matches) view.element.scrollIntoView({ block: "end" });
-    this.querySelector(".picture-send").hidden = Boolean(running);
-    this.querySelector(".picture-stop").hidden = !running;
+    this.#showRunning();
     this.#reader.hear(turn.error ? sentence(turn.error.message) : turn.answer, !running);
     if (turn.state === "done") this.#show(); // tells what was cached
+  }
+
+  #updateTurns() {
+    const { turns, running } = this.#conversation;
+    const several = this.#media.length > 1;
+    for (const [turn, view] of this.#views) view.update(turn === turns.at(-1) && !running, several);
+  }
+
+  // What was asked about it stands in the field again, for another picture.
+  #onWithdrawn(turn) {
+    this.#views.get(turn)?.element.remove();
+    this.#views.delete(turn);
+    this.#updateTurns();
+    const field = this.querySelector("textarea");
+    if (!Object.values(DESCRIBE).includes(turn.question)) field.value ||= turn.question;
+    this.#showRunning();
+    this.#lay();
+  }
+
+  #showRunning() {
+    const running = Boolean(this.#conversation.running);
+    this.querySelector(".picture-send").hidden = running;
+    this.querySelector(".picture-stop").hidden = !running;
   }
 
   #again() {
@@ -279,6 +307,11 @@ class Picture extends HTMLElement {
       }),
     );
   }
+}
+
+function describe(media) {
+  if (media.some((medium) => medium.isClip)) return DESCRIBE.clip;
+  return media.length > 1 ? DESCRIBE.pictures : DESCRIBE.picture;
 }
 
 // A file that the browser cannot show (AVI, HEIC) is shown as the server decodes it.

@@ -3,7 +3,7 @@
 
 import { closeCamera, openCamera, watch } from "./camera_watch.js";
 import { drawLabel, labelAddress } from "./label.js";
-import { dataUrl, intake } from "./media.js";
+import { Medium, dataUrl, intake } from "./media.js";
 import { writeLabel } from "./placard_writer.js";
 import { sentence } from "./sentences.js";
 
@@ -11,6 +11,11 @@ const EMPTY = {
   title: "Untitled",
   text: "Drop a picture into the frame, paste one, choose a file, or hold something before the camera. The model then writes the label.",
 };
+const WAITING = {
+  title: "Untitled",
+  text: "Hold something before the camera. The model writes the label as soon as it stands still.",
+};
+const BY_ITSELF = "This page goes on by itself.";
 const LOOPBACK = /^(localhost|127\.|\[::1\])/;
 
 const PAGE = `
@@ -45,7 +50,7 @@ const PARTS = ["picture", "camera", "nothing", "recording", "error", "code", "fi
 class Placard extends HTMLElement {
   #parts = {};
   #picture = null; // blob
-  #label = null;
+  #label = null; // of the picture, once it is written
   #writing = new AbortController();
   #watching = null; // AbortController while the camera is on, or being opened
   #stopIntake = null;
@@ -54,8 +59,7 @@ class Placard extends HTMLElement {
   connectedCallback() {
     this.innerHTML = PAGE;
     for (const name of PARTS) this.#parts[name] = this.querySelector(`.placard-${name}`);
-    drawLabel(this.#article, EMPTY);
-    this.#article.classList.add("empty");
+    this.#showLabel();
     this.#stopIntake = intake(this, this.#parts.file, ([file]) => file && this.#take(file));
     this.#parts.choose.addEventListener("click", () => this.#parts.file.click());
     this.#parts["use-camera"].addEventListener("click", () => (this.#watching ? this.#endCamera() : this.#beginCamera()));
@@ -106,14 +110,31 @@ class Placard extends HTMLElement {
 
   #hang(blob) {
     this.#picture = blob;
+    this.#label = null;
     const { picture, camera, nothing } = this.#parts;
     URL.revokeObjectURL(picture.src);
     picture.src = URL.createObjectURL(blob);
-    picture.decode().then(
+    picture.decode().catch(() => this.#hangAsSeen(blob)).then(
       () => this.#fit(picture.naturalWidth / picture.naturalHeight),
-      () => {}, // the browser cannot show it; the server may still read it
+      () => {}, // the server cannot read it either, and says so
     );
     [picture.hidden, camera.hidden, nothing.hidden] = [false, true, true];
+  }
+
+  // What the browser cannot show (TIFF, HEIC) is shown as the server decodes it.
+  async #hangAsSeen(blob) {
+    const { tiles } = await new Medium(blob).preview();
+    if (this.#picture !== blob) return;
+    this.#parts.picture.src = tiles.at(-1).url;
+    await this.#parts.picture.decode();
+  }
+
+  // The frame is empty again.
+  #unhang() {
+    const { picture, nothing } = this.#parts;
+    URL.revokeObjectURL(picture.src);
+    picture.removeAttribute("src");
+    [this.#picture, picture.hidden, nothing.hidden] = [null, true, false];
   }
 
   // The frame is made for the picture; very long ones get a mat.
@@ -130,14 +151,17 @@ class Placard extends HTMLElement {
     } catch (problem) {
       if (watching.signal.aborted) return false; // ended before it had begun
       this.#watching = null;
-      this.#tell(cameraTrouble(problem));
+      if (this.isWall) this.#showLabel({ title: "Please wait", text: `${cameraTrouble(problem)} ${BY_ITSELF}` });
+      else this.#tell(`${cameraTrouble(problem)} Then try again, or choose a picture.`);
       return false;
     }
     this.#fit(camera.videoWidth / camera.videoHeight);
     this.#parts["use-camera"].setAttribute("aria-pressed", "true");
     this.#parts["use-camera"].textContent = "Stop the camera";
     [picture.hidden, camera.hidden, nothing.hidden, recording.hidden] = [true, false, true, false];
-    camera.srcObject.getVideoTracks()[0].addEventListener("ended", () => this.#endCamera());
+    this.#writing.abort(); // about what hung there
+    this.#showLabel(WAITING);
+    camera.srcObject.getVideoTracks()[0].addEventListener("ended", () => this.#onCameraGone());
     const seen = { onMoving: () => this.#showCamera(), onPicture: (blob) => (this.#hang(blob), this.#write()) };
     watch(camera, seen, watching.signal);
     return true;
@@ -149,7 +173,13 @@ class Placard extends HTMLElement {
     [picture.hidden, camera.hidden] = [true, false];
     this.#fit(camera.videoWidth / camera.videoHeight);
     this.#article.classList.add("writing");
-    this.#parts.code.hidden = true;
+    [this.#parts.code.hidden, this.#parts.again.hidden] = [true, true];
+  }
+
+  #onCameraGone() {
+    this.#endCamera();
+    if (this.isWall) this.#beginWall();
+    else this.#tell("The camera was taken away. Connect it, then use it again, or choose a picture.");
   }
 
   #endCamera() {
@@ -161,12 +191,27 @@ class Placard extends HTMLElement {
     this.#parts["use-camera"].setAttribute("aria-pressed", "false");
     this.#parts["use-camera"].textContent = "Use the camera";
     const { picture, camera, nothing } = this.#parts;
+    if (camera.hidden) return; // the picture that was taken hangs there, with its label
     camera.hidden = true;
     picture.hidden = !this.#picture;
     nothing.hidden = Boolean(this.#picture);
+    if (this.#picture) this.#fit(picture.naturalWidth / picture.naturalHeight);
+    this.#showLabel();
   }
 
   // ---- the label -----------------------------------------------------------------------------------------------------
+
+  // What belongs to what hangs there: its own label or, while there is none, what to do.
+  #showLabel(words = this.#label ?? (this.#picture ? { title: "Untitled" } : EMPTY)) {
+    const isOwn = words === this.#label;
+    drawLabel(this.#article, words);
+    this.#article.classList.remove("writing");
+    this.#article.classList.toggle("empty", !isOwn);
+    this.querySelector(".label-writer").hidden = !isOwn;
+    this.#parts.code.hidden = !isOwn;
+    [this.#parts.again.hidden, this.#parts.again.disabled] = [!this.#picture || words === WAITING, false];
+    if (!isOwn) this.#parts.picture.alt = "";
+  }
 
   // Gives whether there is a label now.
   async #write() {
@@ -177,7 +222,7 @@ class Placard extends HTMLElement {
     this.#article.classList.remove("empty");
     this.#article.classList.add("writing");
     let [begun, done] = [false, false];
-    if (!this.#label) drawLabel(this.#article, { title: "…" });
+    if (!this.#hasText) drawLabel(this.#article, { title: "…" });
     const draw = (label) => {
       if (!begun) this.#article.style.removeProperty("--fit");
       begun = true;
@@ -189,21 +234,29 @@ class Placard extends HTMLElement {
     };
     try {
       const url = await dataUrl(this.#picture);
-      this.#label = await writeLabel(url, draw, writing.signal);
-      draw(this.#label);
+      const label = await writeLabel(url, draw, writing.signal);
+      writing.signal.throwIfAborted();
+      this.#label = label;
+      draw(label);
       this.#fitLabel();
       done = true;
-      this.querySelector("[aria-live]").textContent = `${this.#label.title}. ${this.#label.text}`;
-      this.#parts.picture.alt = this.#label.title;
-      await this.#showCode();
+      this.querySelector("[aria-live]").textContent = `${label.title}. ${label.text}`;
+      this.#parts.picture.alt = label.title;
+      await this.#showCode(label);
     } catch (problem) {
       if (problem.name === "AbortError") return true;
       this.#tell(sentence(problem.message));
-      if (!begun) this.#takeDown();
+      if (problem.isRefusal && !this.#watching) this.#unhang(); // it is no picture
+      if (!begun || !this.#picture) this.#showLabel(); // a label must not hang beside another picture
     }
     this.#article.classList.remove("writing");
-    [again.hidden, again.disabled] = [false, false];
+    [again.hidden, again.disabled] = [!this.#picture, false];
     return done;
+  }
+
+  // Whether words stand there that a new label takes the place of, so that nothing moves.
+  get #hasText() {
+    return !this.querySelector(".label-writer").hidden;
   }
 
   // Smaller, when a long one has not all its room on a wall. Only when it is finished: nothing jumps while it grows.
@@ -216,24 +269,17 @@ class Placard extends HTMLElement {
     text.scrollTop = 0;
   };
 
-  // A label must not hang beside another picture.
-  #takeDown() {
-    this.#label = null;
-    drawLabel(this.#article, { title: "Untitled" });
-    this.querySelector(".label-writer").hidden = true;
-    this.#parts.picture.alt = "";
-  }
-
-  async #showCode() {
+  async #showCode(label) {
     const { code } = this.#parts;
-    const address = await labelAddress(this.#label, this.#home);
+    const address = await labelAddress(label, this.#home);
+    if (label !== this.#label) return; // another picture hangs there by now
     const query = new URLSearchParams({ text: address });
     code.querySelector("a").href = address;
     code.querySelector("img").src = new URL(`../qr.svg?${query}`, import.meta.url);
     code.querySelector("figcaption").textContent = LOOPBACK.test(new URL(address).host)
       ? "Take this label home. Phones reach it when this page is opened by the machine's network name."
       : "Take this label home: point your phone here.";
-    code.hidden = false;
+    code.hidden = !this.#parts.camera.hidden;
   }
 
   #tell(message) {
@@ -245,7 +291,7 @@ class Placard extends HTMLElement {
 
   async #beginWall() {
     this.firstElementChild.classList.add("on-wall");
-    drawLabel(this.#article, { title: "Please wait", text: "The camera is being opened." });
+    this.#showLabel({ title: "Please wait", text: "The camera is being opened." });
     for (;;) {
       if (await this.#beginCamera()) return;
       await new Promise((resolve) => setTimeout(resolve, 3000)); // somebody may plug it in, or allow it
@@ -255,10 +301,10 @@ class Placard extends HTMLElement {
 }
 
 function cameraTrouble({ name, message }) {
-  if (name === "NotAllowedError") return "The browser did not allow the camera. Allow it beside the address, then try again.";
-  if (name === "NotFoundError") return "There is no camera here. Plug one in, or choose a picture.";
-  if (name === "NotReadableError") return "Another program uses the camera. Close it, then try again.";
-  return message;
+  if (name === "NotAllowedError") return "The browser did not allow the camera. Allow it beside the address.";
+  if (name === "NotFoundError") return "There is no camera here. Plug one in.";
+  if (name === "NotReadableError") return "Another program uses the camera. Close it.";
+  return sentence(message);
 }
 
 customElements.define("beholder-placard", Placard);

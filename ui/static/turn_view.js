@@ -1,24 +1,27 @@
 // One question and its answer, as the tab Picture shows them.
 
 import { copy } from "./clipboard.js";
+import { settled } from "./graphemes.js";
 import { sentence } from "./sentences.js";
 
 /** `element` is a list item; `update` follows the turn. */
 export class TurnView {
   #turn;
-  #parts;
+  #parts = {};
+  #numberOf;
 
   /**
-   * @param turn  of Conversation
-   * @param media all pictures and clips, for their numbers
-   * @param again called when the visitor wants another answer
+   * @param turn     of Conversation
+   * @param numberOf a picture or clip → its number among all
+   * @param again    called when the visitor wants another answer
    */
-  constructor(turn, media, again) {
+  constructor(turn, numberOf, again) {
     this.#turn = turn;
+    this.#numberOf = numberOf;
     this.element = document.createElement("li");
     this.element.className = "turn";
     this.element.innerHTML = `
-      <p class="turn-question" dir="auto"></p>
+      <p class="turn-question" dir="auto"><span></span> <span class="turn-which" hidden></span></p>
       <p class="turn-answer" dir="auto"></p>
       <p class="notice bad turn-error" hidden></p>
       <div class="turn-foot">
@@ -27,23 +30,19 @@ export class TurnView {
         <p class="turn-facts"></p>
       </div>`;
     const part = (name) => this.element.querySelector(`.turn-${name}`);
-    this.#parts = { answer: part("answer"), error: part("error"), copy: part("copy"), again: part("again"), facts: part("facts") };
-    part("question").textContent = turn.question;
-    const numbers = turn.media.map((medium) => media.indexOf(medium) + 1);
-    if (numbers.length && media.length > 1) {
-      const which = Object.assign(document.createElement("span"), { className: "turn-which" });
-      which.textContent = `with ${numbers.join(", ")}`;
-      part("question").append(" ", which);
-    }
+    for (const name of ["question", "which", "answer", "error", "copy", "again", "facts"]) this.#parts[name] = part(name);
     this.#parts.again.addEventListener("click", again);
     this.#parts.copy.addEventListener("click", () => this.#copy());
   }
 
-  /** Shows the turn as it is now; `isLast`: it may be answered again. */
-  update(isLast) {
-    const { answer, state, error, facts } = this.#turn;
+  /** Shows the turn as it is now; `isLast`: it may be answered again; `several`: there is more than one picture. */
+  update(isLast, several) {
+    const { question, answer, state, error, facts, media } = this.#turn;
     this.element.dataset.state = state;
-    this.#parts.answer.textContent = answer;
+    this.#parts.question.firstElementChild.textContent = question;
+    this.#parts.which.hidden = !several || !media.length;
+    this.#parts.which.textContent = `with ${media.map(this.#numberOf).join(", ")}`;
+    this.#parts.answer.textContent = state === "answering" ? settled(answer) : answer;
     this.#parts.error.hidden = !error;
     if (error) this.#parts.error.textContent = withAdvice(error);
     this.#parts.copy.hidden = !answer || state === "answering";

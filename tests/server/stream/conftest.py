@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from serving import PATIENCE_S
 from streaming import check_event
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -47,19 +48,19 @@ class Client:
             data = struct.pack(">H", len(encoded)) + encoded + data
         await self.socket.send(data)
 
-    async def next(self, timeout_s: float = 10) -> dict[str, Any]:
+    async def next(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
         if self.checked:
             check_event(event)
         self.events.append(event)
         return event
 
-    async def until(self, kind: str, timeout_s: float = 10) -> dict[str, Any]:
+    async def until(self, kind: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         while (event := await self.next(timeout_s))["type"] != kind:
             pass
         return event
 
-    async def closed(self, timeout_s: float = 10) -> int | None:
+    async def closed(self, timeout_s: float = PATIENCE_S) -> int | None:
         """The close code, after reading what was still sent."""
 
         async def read_all() -> None:
@@ -104,7 +105,7 @@ class Server:
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not self.server.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.005)
@@ -131,7 +132,7 @@ class Server:
     def stop(self) -> None:
         self.server.should_exit = True
         self.server.force_exit = True
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def server(serve: Callable[..., Server]) -> Server:
 def run() -> Callable[[Awaitable[None]], None]:
     """Runs a test's coroutine under a limit of time."""
 
-    def run_it(story: Awaitable[None], timeout_s: float = 60) -> None:
+    def run_it(story: Awaitable[None], timeout_s: float = 150) -> None:
         async def limited() -> None:
             await asyncio.wait_for(story, timeout_s)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from serving import PATIENCE_S
 
 from preprocess.errors import ServiceError
 
@@ -22,10 +23,10 @@ TEXT = "A small red square on white."
 
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:
-    """Three pictures, 300 ms apart."""
+    """Three pictures, so far apart that even a busy machine is done with one when the next one comes."""
     frames = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue")]
     file = tmp_path / "clip.gif"
-    frames[0].save(file, save_all=True, append_images=frames[1:], duration=300)
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=900)
     return file
 
 
@@ -47,7 +48,7 @@ def execute() -> Run:
         given = {**os.environ, "BEHOLDER_URL": server.url, "PYTHONPATH": "", **environment}
         if key:
             given["BEHOLDER_KEY"] = key
-        return subprocess.run(command, capture_output=True, text=True, timeout=40, env=given, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=given, check=False)
 
     return run
 
@@ -130,7 +131,7 @@ console.log(JSON.stringify(events));
 
 
 def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: Any, tmp_path: Path) -> None:
-    service.delay_s = 0.03
+    service.held_after, service.num_held = 1, 1
     (tmp_path / "resume.mjs").write_text(SCRIPT % (CLIENTS / "live.mjs").as_uri())
     done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"))
     assert done.returncode == 0, done.stderr
@@ -140,6 +141,18 @@ def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: A
     assert sum(event["type"] == "session.resumed" for event in events) == 1
 
 
+def ask_by_shell(
+    execute: Run, server: Any, picture: str, question: str, client: str
+) -> subprocess.CompletedProcess[str]:
+    """It waits for a time that the caller names; a busy machine needs a longer one."""
+    for seconds in (1, 5, 25):
+        environment = {"WEBSOCKET_CLIENT": client, "SECONDS_TO_WAIT": str(seconds)}
+        done = execute(server, "sh", str(CLIENTS / "live.sh"), picture, question, **environment)
+        if done.stdout:
+            break
+    return done
+
+
 @pytest.mark.parametrize("client", ["websocat", "websockets"])
 def test_shell_lines_ask_about_a_picture(
     server: Any, execute: Run, pictures: list[str], service: Any, client: str
@@ -147,9 +160,7 @@ def test_shell_lines_ask_about_a_picture(
     command = shutil.which(client) or str(Path(sys.executable).with_name(client))
     if not Path(command).exists():
         pytest.skip(f"no {client} here")
-    done = execute(
-        server, "sh", str(CLIENTS / "live.sh"), pictures[0], "What?", WEBSOCKET_CLIENT=command, SECONDS_TO_WAIT="1"
-    )
+    done = ask_by_shell(execute, server, pictures[0], "What?", command)
     assert done.stdout.strip() == TEXT, done.stdout + done.stderr
     (message,) = service.last[0]
     assert [type(part).__name__ for part in message.content] == ["TextPart", "ImagePart"]
@@ -160,15 +171,7 @@ def test_shell_questions_may_hold_quotes(server: Any, execute: Run, pictures: li
     if not command.exists():
         pytest.skip("no websockets here")
     question = 'Is a "red" square or a \\ there?'
-    done = execute(
-        server,
-        "sh",
-        str(CLIENTS / "live.sh"),
-        pictures[0],
-        question,
-        WEBSOCKET_CLIENT=str(command),
-        SECONDS_TO_WAIT="1",
-    )
+    done = ask_by_shell(execute, server, pictures[0], question, str(command))
     assert done.stdout.strip() == TEXT, done.stdout + done.stderr
     assert question in [getattr(part, "text", None) for part in service.last[0][0].content]
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.wire import Delta, ImagePart, TextPart, VideoPart
+from server.options.option import SettingsError
 from server.presets import load_presets
 from server.request_models import DEFAULT_PROMPT
-from server.settings import SettingsError
-from server.stream.events import Ask, SessionPatch
+from server.stream.client_events import Ask
+from server.stream.settings_events import SessionPatch
 from server.stream.work import CloseCode, State
 
 OBJECT = {"type": "json_schema", "json_schema": {"name": "o", "schema": {"type": "object"}}}

@@ -108,7 +108,7 @@ def test_a_conversation_remembers_and_forgets(server: Any, run: Any, service: An
 
 
 def test_cancelling_ends_with_a_done_that_says_so(server: Any, run: Any, service: Any) -> None:
-    service.words, service.delay_s = ("word ",) * 1000, 0.01
+    service.held_after = 2
 
     async def story() -> None:
         async with openai(server).realtime.connect(model="tiny") as connection:
@@ -163,9 +163,65 @@ def test_the_buffer_keeps_the_newest_picture_and_the_response_sees_it(server: An
     run(story())
 
 
+def test_pictures_are_taken_as_the_session_says_and_a_response_may_say_otherwise(
+    server: Any, run: Any, service: Any
+) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+
+            async def say(kind: str, **fields: Any) -> None:
+                await connection.send({"type": kind, **fields})  # type: ignore[arg-type]
+
+            async def seen(**response: Any) -> tuple[list[ImagePart], Any]:
+                await say("response.create", response=response)
+                await until(connection, "response.done")
+                messages, options, _ = service.last
+                parts = [part for message in messages for part in message.content]
+                return [part for part in parts if isinstance(part, ImagePart)], options
+
+            own = {"max_pixels": 1000, "detail": "low", "top_k": 5, "seed": 1}
+            await say("session.update", session={"type": "realtime", "beholder": own})
+            await say("conversation.item.create", item=ASKED)
+            (picture,), options = await seen()
+            assert (picture.max_pixels, picture.detail, options.top_k) == (1000, "low", 5)
+            await say("input_image_buffer.append", image=PICTURE)
+            pictures, options = await seen(beholder={"max_pixels": 50, "seed": 2})
+            assert [picture.max_pixels for picture in pictures] == [1000, 50]
+            assert (pictures[1].detail, options.top_k, options.seed) == ("low", 5, 2)
+            asked = user({"type": "input_image", "image_url": PICTURE, "detail": "high"})
+            (picture,), _ = await seen(input=[asked], beholder={"max_pixels": 7})
+            assert (picture.max_pixels, picture.detail) == (7, "high")
+            await say("response.create", response={"beholder": {"max_pixels": 7}})
+            error = (await until(connection, "error")).error
+            assert (error.code, error.param) == ("invalid_value", "response.beholder.max_pixels")
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("event", "code", "param"),
     [
+        (
+            {"type": "session.update", "session": {"beholder": {"max_pixels": 0}}},
+            "invalid_value",
+            "session.beholder.max_pixels",
+        ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": user({"type": "input_text", "text": "x", "image_url": PICTURE}),
+            },
+            "invalid_value",
+            "item.content[0].image_url",
+        ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": user({"type": "input_image", "text": "x", "image_url": PICTURE}),
+            },
+            "invalid_value",
+            "item.content[0].text",
+        ),
         ({"type": "input_audio_buffer.append", "audio": ""}, "unsupported_event", "type"),
         ({"type": "session.updated"}, "unknown_event", "type"),
         ({"type": "session.update", "session": {"voice": "x"}}, "unknown_parameter", "session.voice"),
@@ -246,19 +302,15 @@ def test_another_model_and_binary_messages_do_not_pass(server: Any, run: Any) ->
 
 def test_the_key_is_asked_for_and_leaving_frees_everything(serve: Any, run: Any, service: Any) -> None:
     server = serve(api_key="sesame")
-    service.words, service.delay_s = ("word ",) * 1000, 0.01
+    service.held_after = 2
 
     async def story() -> None:
         async with openai(server, key="sesame").realtime.connect(model="tiny") as connection:
             await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
             await connection.response.create()
             await until(connection, "response.output_text.delta")
-        for _ in range(200):
-            if service.generations[0].num_cancels and not server.hub.sessions:
-                break
+        while not service.generations[0].num_cancels or server.hub.sessions:  # the test has its time
             await asyncio.sleep(0.01)
-        assert service.generations[0].num_cancels > 0
-        assert not server.hub.sessions
         client = await server.connect("/v1/realtime", subprotocols=None)
         assert await client.closed() == 4401
 

@@ -11,9 +11,11 @@ import pytest
 from streaming import SCHEMA, check_event
 
 from server.settings import OPTIONS
-from server.stream.events import CLIENT_EVENTS, SERVER_EVENTS, SessionLimits, SessionPatch
+from server.stream.client_events import CLIENT_EVENTS
 from server.stream.mailbox import DROP_REASONS
 from server.stream.schema import protocol_schema
+from server.stream.server_events import SERVER_EVENTS, SessionLimits
+from server.stream.settings_events import SessionPatch
 from server.stream.work import CloseCode
 
 PROTOCOL = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()

@@ -11,7 +11,7 @@ from preprocess.errors import ClientError, ServiceError
 from preprocess.wire import Delta, ImagePart, TextPart, VideoPart
 from server.presets import load_presets
 from server.request_models import DEFAULT_PROMPT, SAMPLING_FIELDS
-from server.stream.events import Ask
+from server.stream.client_events import Ask
 from server.stream.work import Cancel, Close, State
 
 
@@ -365,7 +365,7 @@ def test_a_binary_message_that_cannot_be_read_is_an_error_event(driven: Driven, 
 def test_a_bad_frame_is_told_counted_and_no_context(driven: Driven) -> None:
     driven.update(context_frames=1, trigger={"mode": "continuous"})
     driven.frame(b"\xff\xd8 bad")
-    driven.fail(ClientError("the picture is damaged", code="image_undecodable"))
+    driven.fail(ClientError("The picture is damaged", code="image_undecodable"))
     (done,) = driven.of("response.done")
     assert (done["status"], done["error"]["code"]) == ("failed", "image_undecodable")
     assert driven.dropped == {"decode_error": 1}
@@ -436,7 +436,7 @@ def test_a_clip_too_large_is_refused_and_the_next_one_is_not() -> None:
     assert driven.session.held_bytes == 0
     driven.frame(b"small", k="video", last=True)
     assert len(driven.starts) == 1
-    driven.fail(ClientError("this is no clip", code="video_format_unsupported"))
+    driven.fail(ClientError("This is no clip", code="video_format_unsupported"))
     assert driven.dropped == {"decode_error": 1}
 
 

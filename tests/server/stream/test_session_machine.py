@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
     def fail(self, media: bool) -> None:
         error: BeholderError = ServiceError("the engine stopped", code="engine_restarting", retry_after_s=1.0)
         if media:
-            error = ClientError("the picture is damaged", code="image_undecodable")
+            error = ClientError("The picture is damaged", code="image_undecodable")
         name = next(iter(self.running))
         del self.running[name]
         self.session.on_failed(name, error, self.now)

@@ -8,12 +8,12 @@ from pathlib import Path
 import soak
 from serving import Served
 
+LEAST = {"received": 2000, "captioned": 200, "unchanged": 200, "resumed": 4}
+
 
 def test_fifty_sessions_leave_nothing_behind(tiny_model: Path) -> None:
     with Served(tiny_model, **soak.OPTIONS) as served:
-        report = asyncio.run(soak.soak(served, sessions=50, fps=5, seconds=30, max_growth_mb=32))
+        report = asyncio.run(soak.soak(served, sessions=50, fps=5, seconds=30, max_growth_mb=32, least=LEAST))
     assert report.complaints == []
-    assert report.frames["received"] > 2000
-    assert report.frames["captioned"] > 200
-    assert report.frames["unchanged"] > 200
-    assert report.resumed > 3
+    assert {name: count for name, count in report.frames.items() if count < LEAST.get(name, 0)} == {}
+    assert report.resumed >= LEAST["resumed"]

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import signal
 import struct
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from serving import Served
+from serving import ENDLESS, PATIENCE_S, Served
 from streaming import Camera, framed, picture
 from tiny_models import FAMILIES
 from websockets.exceptions import ConnectionClosed
 
-REPORT_S = 1.3
-"""An idle engine tells its totals at the latest after so long."""
-
 
 @pytest.fixture(scope="module")
 def served(tiny_model: Path) -> Iterator[Served]:
-    with Served(tiny_model, dtype="float32", max_running=32, kv_tokens=16_384, stream_max_sessions=200) as server:
+    options = {"max_running": 32, "kv_tokens": 32_768, "stream_max_sessions": 200}
+    with Served(tiny_model, held=True, dtype="float32", **options) as server:
         yield server
 
 
@@ -39,18 +37,10 @@ def leaves_nothing(served: Served) -> Iterator[None]:
     """After each test nothing runs, waits, is leased or held."""
     yield
     served.wait_until_ready()
-    names = [
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "beholder_arena_used_bytes",
-    ]
-    deadline = time.monotonic() + 10
-    while any(values := [served.metric(name) for name in names]):
-        assert time.monotonic() < deadline, values
-        time.sleep(0.1)
+    served.wait_until_idle()
 
 
-def run(story: Any, timeout_s: float = 90) -> None:
+def run(story: Any, timeout_s: float = 150) -> None:
     async def limited() -> None:
         await asyncio.wait_for(story, timeout_s)
 
@@ -118,31 +108,35 @@ def test_max_pixels_makes_another_picture_of_a_frame(served: Served) -> None:
     run(story())
 
 
-def test_a_still_scene_costs_no_engine_work(served: Served) -> None:
-    async def story() -> None:
+def test_a_still_scene_costs_no_engine_work(tiny_model: Path) -> None:
+    totals = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:mm_cache_queries_total")
+
+    async def story(served: Served) -> None:
         camera = await Camera(served.url).open(trigger={"mode": "on_change"})
-        steps = served.metric("beholder_engine_steps_total")
         await camera.send(picture(1, 10))
-        await camera.until("response.done")
-        await asyncio.sleep(REPORT_S)
-        after_first = served.metric("beholder_engine_steps_total")
-        assert after_first > steps
+        usages = [(await camera.until("response.done"))["usage"]]
         for _ in range(25):
             await camera.send(picture(1, 10))
             await asyncio.sleep(0.04)
         stats = await camera.until("frames.stats")
-        while stats["received"] < 26:
+        while stats["received"] < 26 or stats["pending"]:
             stats = await camera.until("frames.stats")
         assert stats["captioned"] == 1
-        assert stats["dropped"].get("unchanged", 0) + stats["dropped"].get("replaced", 0) == 25
-        await asyncio.sleep(REPORT_S)
-        assert served.metric("beholder_engine_steps_total") == after_first
+        assert sum(stats["dropped"].values()) == 25
+        assert stats["dropped"]["unchanged"] > 0
+        sent = time.monotonic()
         await camera.send(picture(1, 100))  # the square has moved
-        await camera.until("response.done")
-        assert camera.events[-1]["frame_age_ms"] < 5000
+        done = await camera.until("response.done")
+        assert 0 < done["frame_age_ms"] < (time.monotonic() - sent) * 1e3
+        usages.append(done["usage"])
         await camera.close()
+        # What the engine did for the two frames that were described, which it tells a little later, and no more.
+        expected = [sum(usage["input_tokens"] for usage in usages), sum(usage["output_tokens"] for usage in usages), 2]
+        served.wait_for(lambda: served.metric(totals[1]) >= expected[1])
+        assert [served.metric(name) for name in totals] == expected
 
-    run(story())
+    with Served(tiny_model, dtype="float32", threads=1, workers=1) as served:
+        run(story(served))
 
 
 def test_a_clip_in_parts_is_looked_at_as_one(served: Served) -> None:
@@ -165,21 +159,15 @@ def test_a_clip_in_parts_is_looked_at_as_one(served: Served) -> None:
 
 
 def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
+    """Its chats are answered while frames never cease to come."""
+
     async def story() -> None:
-        async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=served.url, timeout=PATIENCE_S) as http:
             body = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 16, "ignore_eos": True}
-
-            async def chat() -> float:
-                started = time.monotonic()
-                response = await http.post("/v1/chat/completions", json=body)
-                assert response.status_code == 200
-                return time.monotonic() - started
-
-            alone = sorted([await chat() for _ in range(5)])[2]
             cameras = [await Camera(served.url).open(trigger={"mode": "continuous"}, max_tokens=64) for _ in range(2)]
 
             async def film(camera: Camera) -> None:
-                for number in range(1000):
+                for number in count():
                     await camera.send(framed(number, picture(number)))
                     await asyncio.sleep(1 / 30)
 
@@ -189,9 +177,15 @@ def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
                         await camera.next()
 
             films = [asyncio.ensure_future(film(camera)) for camera in cameras]
+            for camera in cameras:
+                await camera.until("response.done")
             watches = [asyncio.ensure_future(watch(camera)) for camera in cameras]
-            await asyncio.sleep(0.5)
-            times = [await chat() for _ in range(10)]
+            for _ in range(10):
+                assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+            for camera in cameras:  # and they are served beside them
+                while sum(event["type"] == "response.done" for event in camera.events) < 2:
+                    await asyncio.sleep(0.01)
+            assert not any(task.done() for task in films)
             for task in films:
                 task.cancel()
             for camera in cameras:
@@ -199,8 +193,6 @@ def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
             await asyncio.gather(*films, *watches, return_exceptions=True)
             for camera in cameras:
                 camera.check()
-                assert sum(e["type"] == "response.done" for e in camera.events) > 1
-            assert max(times) < max(2.0, 20 * alone), (alone, times)
 
     run(story())
 
@@ -208,30 +200,27 @@ def test_a_fast_camera_does_not_starve_a_chat(served: Served) -> None:
 def test_an_engine_killed_under_twenty_sessions_fails_each_once_and_all_go_on(served: Served) -> None:
     async def story() -> None:
         cameras = [
-            await Camera(served.url).open(trigger={"mode": "continuous"}, max_tokens=400, prompt=f"camera {number}")
+            await Camera(served.url).open(trigger={"mode": "continuous"}, max_tokens=ENDLESS, prompt=f"camera {number}")
             for number in range(20)
         ]
         for number, camera in enumerate(cameras):
             await camera.send(picture(number))
         await asyncio.gather(*(camera.until("response.output_text.delta") for camera in cameras))
-        (pid,) = served.pids("engine")
-        os.kill(pid, signal.SIGKILL)
-        done = await asyncio.gather(*(camera.until("response.done", 5) for camera in cameras))
+        served.kill("engine")
+        done = await asyncio.gather(*(camera.until("response.done") for camera in cameras))
         assert {event["status"] for event in done} == {"failed"}
         assert {event["error"]["code"] for event in done} == {"engine_restarting"}
 
         async def again(number: int, camera: Camera) -> None:
             """Frames keep coming; the first response that succeeds proves that the session goes on."""
-            deadline = time.monotonic() + 40
             await camera.say("session.update", session={"max_tokens": 4})
-            while time.monotonic() < deadline:
+            while True:
                 await camera.send(picture(number))
                 with contextlib.suppress(TimeoutError):
                     event = await camera.until("response.done", 2)
                     if event["status"] == "incomplete":
                         return
                     assert event["error"]["code"] in {"not_ready", "engine_restarting"}
-            raise AssertionError("the session did not go on")
 
         await asyncio.gather(*(again(number, camera) for number, camera in enumerate(cameras)))
         for camera in cameras:
@@ -282,12 +271,13 @@ def test_a_storm_of_lost_connections_loses_and_repeats_nothing(served: Served, s
 
 def test_sigterm_tells_every_session_and_lets_its_response_finish(tiny_model: Path) -> None:
     async def story(server: Served) -> None:
-        camera = await Camera(server.url).open(max_tokens=200)
+        camera = await Camera(server.url).open(max_tokens=ENDLESS)
         await camera.send(picture(1))
         await camera.say("response.create")
         await camera.until("response.output_text.delta")
         server.process.send_signal(signal.SIGTERM)
         assert (await camera.until("session.going_away"))["reason"] == "draining"
+        server.release("answers")
         assert (await camera.until("response.done"))["status"] == "incomplete"
         with pytest.raises(ConnectionClosed) as closed:
             await camera.next()
@@ -295,6 +285,6 @@ def test_sigterm_tells_every_session_and_lets_its_response_finish(tiny_model: Pa
         assert closed.value.rcvd.code == 1001
         camera.check()
 
-    with Served(tiny_model) as server:
+    with Served(tiny_model, held=True) as server:
         run(story(server))
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE_S) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from serving import PATIENCE_S
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from preprocess.errors import ClientError, ServiceError
 from server import http_connection
@@ -25,8 +27,8 @@ def metric(server: Any, name: str, **headers: str) -> float:
     return sum(values)
 
 
-async def soon(condition: Callable[[], bool], timeout_s: float = 5) -> None:
-    deadline = time.monotonic() + timeout_s
+async def soon(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         await asyncio.sleep(0.005)
@@ -126,12 +128,19 @@ def test_a_ticket_expires_and_only_so_many_wait() -> None:
 
 
 def test_the_time_for_a_request_head_does_not_end_a_stream(serve: Any, run: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.3)
     server = serve()
 
+    async def connected() -> Any:
+        """A busy machine may need longer than that to connect and send the head."""
+        for _ in range(20):
+            with contextlib.suppress(OSError, InvalidMessage):
+                return await server.connect()
+        raise AssertionError("it never was in time")
+
     async def story() -> None:
-        async with await server.connect() as client:
-            await asyncio.sleep(0.5)
+        async with await connected() as client:
+            await asyncio.sleep(0.7)
             await client.say("ping")
             await client.until("pong")
 
@@ -148,7 +157,8 @@ def test_one_session_too_many_is_told_and_closed_with_1013(serve: Any, run: Any)
         first = await server.connect()
         token = await first.next()
         second = await server.connect()
-        await second.frame()
+        with contextlib.suppress(ConnectionClosed):
+            await second.frame()
         assert await second.closed() == 1013
         assert second.events[0]["error"]["code"] == "too_many_sessions"
         assert second.events[0]["error"]["fatal"] is True
@@ -169,7 +179,8 @@ def test_a_message_too_large_is_closed_with_1009(serve: Any, run: Any) -> None:
     async def story() -> None:
         client = await server.connect()
         await client.next()
-        await client.frame(b"\xff\xd8" + bytes(200_000))
+        with contextlib.suppress(ConnectionClosed):
+            await client.frame(b"\xff\xd8" + bytes(200_000))
         assert await client.closed() == 1009
 
     run(story())
@@ -190,10 +201,11 @@ def test_each_limit_has_its_close_code(serve: Any, run: Any, options: dict[str, 
     async def story() -> None:
         client = await server.connect()
         if code == 4429:
-            for _ in range(6):
-                await client.frame(b"\xff\xd8" + bytes(700))
+            with contextlib.suppress(ConnectionClosed):
+                for _ in range(6):
+                    await client.frame(b"\xff\xd8" + bytes(700))
         elif code == 4410:
-            asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(client.say("ping")))
+            await client.say("ping")
         assert await client.closed() == code
         assert client.events[-1]["error"]["code"] == word
         await soon(lambda: not server.hub.sessions)
@@ -205,8 +217,12 @@ def test_each_limit_has_its_close_code(serve: Any, run: Any, options: dict[str, 
 # ---- slow readers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_stops_is_cut_off_and_nobody_else_notices(serve: Any, run: Any, service: Any) -> None:
-    server = serve(stream_send_queue_kb=8, stream_send_timeout_s=0.5, stream_idle_timeout_s=30)
+@pytest.mark.parametrize("patience_s", [1000, 0.5])
+def test_a_reader_that_stops_is_cut_off_and_nobody_else_notices(
+    serve: Any, run: Any, service: Any, patience_s: float
+) -> None:
+    """Others are answered while the server waits for that reader, however long it does."""
+    server = serve(stream_send_queue_kb=8, stream_send_timeout_s=patience_s, stream_idle_timeout_s=1000)
     service.words, service.delay_s = ("word " * 2000,) * 3000, 0.0005
 
     async def story() -> None:
@@ -218,20 +234,19 @@ def test_a_reader_that_stops_is_cut_off_and_nobody_else_notices(serve: Any, run:
         stuck.socket.transport.pause_reading()
         other = await server.connect()
         await other.next()
-        most = 0
-        started = time.monotonic()
-        while live.close is None:
-            assert time.monotonic() < started + 20
+        most, num_full = 0, 0
+        while live.close is None and num_full < 50:
             await other.say("ping", t=1)
-            asked = time.monotonic()
             await other.until("pong")
-            assert time.monotonic() - asked < 0.5
             most = max(most, live.session.outbox.num_bytes)
+            if patience_s == 1000:
+                num_full += live.session.outbox.num_bytes > 8 * 1024
             await asyncio.sleep(0.01)
-        assert live.close.code == 1013
         assert most < 8 * 1024 + 16_384 * 2 + 1024  # the queue, one joined delta, one event
-        await soon(lambda: service.generations[0].num_cancels > 0)
-        await soon(lambda: len(server.server.server_state.connections) <= 2, 10)
+        if patience_s == 0.5:
+            assert live.close.code == 1013
+            await soon(lambda: service.generations[0].num_cancels > 0)
+            await soon(lambda: len(server.server.server_state.connections) <= 2)
         stuck.cut()
         await other.socket.close()
 
@@ -254,7 +269,7 @@ def test_leaving_ends_the_work_within_a_step(server: Any, run: Any, service: Any
                 client.cut()
             else:
                 await client.socket.close()
-            await soon(lambda number=number: service.generations[number].num_cancels > 0, 1)  # type: ignore[misc]
+            await soon(lambda number=number: service.generations[number].num_cancels > 0)  # type: ignore[misc]
             said = service.generations[number].num_said
             await asyncio.sleep(0.1)
             assert service.generations[number].num_said == said
@@ -272,13 +287,13 @@ def test_leaving_while_a_frame_is_prepared_cancels_that_too(server: Any, run: An
         await client.say("response.create")
         await client.until("response.created")
         client.cut()
-        await soon(lambda: service.num_submits_cancelled == 1, 1)
+        await soon(lambda: service.num_submits_cancelled == 1)
 
     run(story())
 
 
 def test_resuming_goes_on_where_the_line_broke(server: Any, run: Any, service: Any) -> None:
-    service.delay_s = 0.02
+    service.held_after, service.num_held = 2, 1
 
     async def story() -> None:
         client = await server.connect()
@@ -313,7 +328,7 @@ def test_resuming_goes_on_where_the_line_broke(server: Any, run: Any, service: A
 
 
 def test_a_newer_connection_takes_over_and_the_response_goes_on(server: Any, run: Any, service: Any) -> None:
-    service.delay_s = 0.05
+    service.held_after = 2
 
     async def story() -> None:
         old = await server.connect()
@@ -324,6 +339,8 @@ def test_a_newer_connection_takes_over_and_the_response_goes_on(server: Any, run
         new = await server.connect()
         resume = {"session_id": created["session_id"], "resume_token": created["resume_token"]}
         await new.say("session.resume", **resume, last_seq=old.events[-1]["seq"])
+        await new.until("session.resumed")
+        service.released.set()
         done = await new.until("response.done")
         assert (done["status"], done["text"]) == ("completed", TEXT)
         assert await old.closed() == 4409
@@ -384,7 +401,7 @@ def test_what_the_engine_cannot_do_ends_the_response_and_not_the_session(server:
 
 
 def test_a_refused_picture_is_named_by_its_frame(server: Any, run: Any, service: Any) -> None:
-    service.refusal = ClientError("the picture is damaged", code="image_undecodable", param="messages[0].content[1]")
+    service.refusal = ClientError("The picture is damaged", code="image_undecodable", param="messages[0].content[1]")
 
     async def story() -> None:
         async with await server.connect() as client:
@@ -401,7 +418,7 @@ def test_a_refused_picture_is_named_by_its_frame(server: Any, run: Any, service:
 
 
 def test_a_drain_lets_the_response_finish_and_closes_with_1001(server: Any, run: Any, service: Any) -> None:
-    service.delay_s = 0.05
+    service.held_after = 2
 
     async def story() -> None:
         client = await server.connect()
@@ -412,12 +429,14 @@ def test_a_drain_lets_the_response_finish_and_closes_with_1001(server: Any, run:
         await client.say("response.create")
         await client.until("response.output_text.delta")
         server.server.should_exit = True
-        server.call(lambda: server.hub.drain(5.0))
+        server.call(lambda: server.hub.drain(PATIENCE_S))
+        await client.until("session.going_away")
+        service.released.set()
         assert await client.closed() == 1001
         kinds = [event["type"] for event in client.events]
         assert kinds.index("session.going_away") < kinds.index("response.done")
         assert client.events[-1]["text"] == TEXT
-        await soon(lambda: not server.thread.is_alive(), 10)
+        await soon(lambda: not server.thread.is_alive())
         assert not server.hub.sessions
 
     run(story())
@@ -429,10 +448,13 @@ def test_metrics_tell_sessions_frames_and_ages(server: Any, run: Any, service: A
             await client.update(trigger={"mode": "on_change"})
             await client.frame()
             await client.until("response.done")
-            for _ in range(3):
+            mailbox = next(iter(server.hub.sessions.values())).session.mailbox
+            for number in range(1, 4):
                 await client.frame(b"still", k="frame")
-                await asyncio.sleep(0.05)
-            stats = await client.until("frames.stats")
+                await soon(lambda number=number: mailbox.dropped["unchanged"] == number)  # type: ignore[misc]
+                await asyncio.sleep(0.05)  # more than 30 frames a second are not taken
+            while (stats := await client.until("frames.stats"))["received"] < 4:
+                pass
             assert stats["dropped"] == {"unchanged": 3}
             assert len(service.submitted) == 1
             assert metric(server, "beholder_stream_sessions") == 1

@@ -1,0 +1,175 @@
+"""What all tabs share: their addresses, the list of keys, signs that are written with several characters."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browser import PHONE, PICTURES, Visit
+
+
+def selected(page: Any, name: str) -> None:
+    """Waits until a tab is the one that is shown."""
+    page.locator(f'[role="tab"][aria-selected="true"]:has-text("{name}")').wait_for()
+    page.locator(f"beholder-{name.lower()}").wait_for()
+
+
+def test_every_tab_has_an_address_that_can_be_kept_and_gone_back_to(visit: Callable[..., Visit]) -> None:
+    page = visit("/ui/#placard").page
+    selected(page, "Placard")
+    page.get_by_role("tab", name="Engine").click()
+    selected(page, "Engine")
+    assert page.evaluate("location.hash") == "#engine"
+    page.get_by_role("tab", name="Live").click()
+    selected(page, "Live")
+    assert page.evaluate("location.hash") == ""
+    for name in ("Engine", "Placard"):
+        page.evaluate("history.back()")
+        selected(page, name)
+    page.evaluate("history.forward()")
+    selected(page, "Engine")
+    page.reload()
+    selected(page, "Engine")
+    page.goto(page.url.partition("#")[0] + "#there-is-no-such-tab")
+    selected(page, "Live")
+
+
+def test_the_arrow_keys_move_along_the_tabs(visit: Callable[..., Visit]) -> None:
+    page = visit().page
+    page.get_by_role("tab", name="Live").focus()
+    for key, name in (("ArrowRight", "Picture"), ("ArrowLeft", "Live"), ("ArrowLeft", "Engine")):
+        page.keyboard.press(key)
+        selected(page, name)
+        assert page.evaluate("document.activeElement.textContent") == name
+
+
+def test_the_keys_are_listed_everywhere_and_single_letters_can_be_turned_off(visit: Callable[..., Visit]) -> None:
+    page = visit("/ui/#engine").page
+    selected(page, "Engine")
+    page.get_by_role("button", name="Keys").click()
+    dialog = page.get_by_role("dialog", name="Keys")
+    for words in ("start, stop", "stop the answer", "along the tabs"):
+        assert dialog.get_by_text(words).is_visible()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    page.get_by_role("tab", name="Live").click()
+    numbers = page.locator(".live-figures")
+    numbers.wait_for()
+    page.keyboard.press("n")
+    numbers.wait_for(state="hidden")
+    page.keyboard.press("n")
+    numbers.wait_for()
+    assert page.evaluate("localStorage.length") == 0, "nothing is kept that nobody asked for"
+    page.keyboard.press("?")
+    dialog.get_by_label("Single letters work").uncheck()
+    dialog.get_by_role("button", name="Close").click()
+    dialog.wait_for(state="detached")
+    page.reload()
+    numbers.wait_for()
+    for key in ("n", "?"):
+        page.keyboard.press(key)
+    assert numbers.is_visible()
+    assert not dialog.count()
+
+
+def test_a_phone_has_no_keys_to_list(visit: Callable[..., Visit]) -> None:
+    page = visit(viewport=PHONE, has_touch=True, is_mobile=True).page
+    page.locator(".head-look").wait_for()
+    assert not page.get_by_role("button", name="Keys").is_visible()
+
+
+def test_where_nothing_may_be_stored_everything_works(visit: Callable[..., Visit]) -> None:
+    begun = visit("/health")
+    begun.page.add_init_script("""
+      for (const name of ["localStorage", "sessionStorage"]) {
+        Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
+      }
+    """)
+    page = begun.open("/ui/#picture")
+    page.wait_for_selector("beholder-picture .picture-page")
+    page.set_input_files(".picture-files", str(PICTURES / "kitchen.jpg"))
+    page.locator(".turn[data-state=done]").wait_for()
+    for look in ("light", "dark", "light"):  # as the system is, chosen, and so on
+        page.locator(".head-look").click()
+        assert page.evaluate("document.documentElement.dataset.theme") == look
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Single letters work").uncheck()
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Live").click()
+    page.locator(".live-figures").wait_for()
+    page.keyboard.press("n")
+    assert page.locator(".live-figures").is_visible()
+
+
+def drop(page: Any, place: str) -> bool:
+    """Drops a picture on an element; gives whether the browser is kept from opening it instead of the page."""
+    data = base64.b64encode((PICTURES / "farm.jpg").read_bytes()).decode()
+    return bool(
+        page.evaluate(
+            """([place, data]) => {
+              const carried = new DataTransfer();
+              const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+              carried.items.add(new File([bytes], "farm.jpg", { type: "image/jpeg" }));
+              const options = { bubbles: true, cancelable: true, dataTransfer: carried };
+              return ["dragover", "drop"]
+                .map((name) => !document.querySelector(place).dispatchEvent(new DragEvent(name, options)))
+                .every(Boolean);
+            }""",
+            [place, data],
+        )
+    )
+
+
+def test_a_file_that_is_dropped_takes_the_place_of_no_tab(visit: Callable[..., Visit]) -> None:
+    page = visit("/ui/#engine").page
+    selected(page, "Engine")
+    assert drop(page, "beholder-engine")
+    page.get_by_role("tab", name="Live").click()
+    selected(page, "Live")
+    assert drop(page, "beholder-live")
+    page.locator(".live-beside", has_text=re.compile("tractor|cow")).wait_for()
+    assert page.locator(".live-mark").inner_text() == "File open"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("A fox", "A fox"),
+        ("Größe, 狐 и лиса ثعلب", "Größe, 狐 и лиса ثعلب"),
+        ("A family: \U0001f468", "A family: "),
+        ("A family: \U0001f468\u200d\U0001f469\u200d", "A family: "),
+        ("A family: \U0001f468\u200d\U0001f469\u200d\U0001f467", "A family: "),
+        (
+            "A family: \U0001f468\u200d\U0001f469\u200d\U0001f467.",
+            "A family: \U0001f468\u200d\U0001f469\u200d\U0001f467.",
+        ),
+        ("\U0001f1e9", ""),
+        ("\U0001f1e9\U0001f1ea\U0001f1eb", "\U0001f1e9\U0001f1ea"),
+        ("नमस्", "नम"),
+        ("", ""),
+    ],
+)
+def test_no_half_of_a_sign_is_shown(visit: Callable[..., Visit], text: str, shown: str) -> None:
+    page = visit("/ui/own/label.html").page
+    assert page.evaluate("async (text) => (await import('/ui/own/graphemes.js')).settled(text)", text) == shown
+
+
+def test_growing_words_never_show_a_sign_that_is_not_in_them(visit: Callable[..., Visit]) -> None:
+    """Whatever the pieces: nothing that was painted is ever something else later."""
+    page = visit("/ui/own/label.html").page
+    flags, child = "\U0001f1ef\U0001f1f5\U0001f1e9\U0001f1ea", "\U0001f467\U0001f3fd\u200d\U0001f680"
+    text = f"Ein Kind {child} mit {flags}, cafe\u0301, हिन्दी, ไทย \u2764\ufe0f!"
+    painted = page.evaluate(
+        """async (text) => {
+          const { settled } = await import("/ui/own/graphemes.js");
+          const characters = [...text];
+          return characters.map((_, end) => settled(characters.slice(0, end + 1).join("")));
+        }""",
+        text,
+    )
+    whole = page.evaluate("(text) => [...new Intl.Segmenter().segment(text)].map(({ segment }) => segment)", text)
+    starts = {"".join(whole[:count]) for count in range(len(whole) + 1)}
+    assert set(painted) - starts == {text[: text.index("cafe") + 4]}, "only Latin letters do not wait for their accents"
