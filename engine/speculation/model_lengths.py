@@ -69,6 +69,7 @@ class ModelLengths:
         self._is_drafting = False
         self._promise = 1.0
         self._expected_s = 0.0
+        self._late_s = 0.0
         self._trust = 1.0
         self._rest = 0
         self._next_rest = FIRST_REST
@@ -115,7 +116,7 @@ class ModelLengths:
         assert base_s is not None
         base_rate = (rows + sum(free)) / base_s
         least = base_rate * (STAY if self._is_drafting else MARGIN) / self._trust
-        best, best_rate, best_s = none, least, 0.0
+        best, best_rate, best_s, best_late_s = none, least, 0.0, 0.0
         for length in MODEL_LENGTHS:
             picked, cost_s, late_s = self._affordable(rows, plain_s, base_s, free, lengths, models, room, length)
             if not any(picked):
@@ -126,7 +127,7 @@ class ModelLengths:
             )
             rate = (rows + right) / (base_s + cost_s - late_s + late_s / ROUNDS)
             if rate > best_rate:
-                best, best_rate, best_s = picked, rate, base_s + cost_s
+                best, best_rate, best_s, best_late_s = picked, rate, base_s + cost_s, late_s
         self._is_drafting = best is not none
         self._num_tried = 0
         if self._is_drafting:
@@ -136,7 +137,7 @@ class ModelLengths:
             best, best_s = self._trial(rows, plain_s, base_s, free, lengths, models, room)
             best_rate = base_rate
         self._promise = best_rate * plain_s / rows
-        self._expected_s = best_s
+        self._expected_s, self._late_s = best_s, best_late_s
         return best
 
     def stepped(self, rows: int, tokens: int, gained: int, step_s: float, drafting_s: float, *, is_pure: bool) -> None:
@@ -155,12 +156,14 @@ class ModelLengths:
             if self._expected_s:
                 total_s = min(total_s, SURPRISE * self._expected_s)
             credit += (rows + gained) / rows * plain_s - total_s
-            if not self._num_tried:
-                kept = (rows + gained) / rows * plain_s / total_s / self._promise
+            if self._num_tried:
+                if gained >= self._num_tried:
+                    self._rest = self._next_rest = FIRST_REST
+            elif tokens > rows:  # else it has only caught up
+                counted_s = max(total_s - self._late_s * (1 - 1 / ROUNDS), step_s)
+                kept = (rows + gained) / rows * plain_s / counted_s / self._promise
                 self._trust += LEARNING * (min(kept, 2.0) - self._trust)
                 self._trust = min(max(self._trust, LEAST_TRUST), 1.0)
-            elif gained >= self._num_tried:
-                self._rest = self._next_rest = FIRST_REST
         else:
             self._trust += FORGIVING * (1.0 - self._trust)
         self._credit = min(credit, most)
