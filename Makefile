@@ -8,7 +8,7 @@ ARGS   ?=
 # On a machine with an NVIDIA driver the GPU's kernels are installed too.
 CUDA   := $(if $(wildcard /dev/nvidiactl),-e '.[cuda]')
 
-.PHONY: serve test soak schemas check format bench clean
+.PHONY: serve test soak explore schemas check format bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -16,19 +16,22 @@ help:
 	@echo "make serve   install what is missing, serve the bundled model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS=)"
 	@echo "make test    install what is missing, run all tests"
 	@echo "make soak    50 live sessions for 5 minutes: nothing may grow (ARGS=)"
+	@echo "make explore the property tests on cases that no run has tried before"
 	@echo "make schemas a thousand random schemas against a random model"
 	@echo "make screenshots   pictures of every page into build/screenshots, and those of the README into docs/images"
 	@echo "make check   ruff, format, mypy --strict"
 	@echo "make bench   measure this machine against plain transformers"
 
-# One stamp a set of packages: made again when the project's description or its pins change.
-$(VENV)/.serve: pyproject.toml constraints.txt
+# One stamp a set of packages: made again when the project's description, its pins or what is compiled change.
+INSTALLED := pyproject.toml setup.py constraints.txt engine/cpu/step.cpp
+
+$(VENV)/.serve: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui]' $(CUDA)
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]' $(CUDA)
@@ -52,6 +55,9 @@ chromium:
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py $(ARGS)
 
+explore: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile=explore $(ARGS)
+
 schemas: $(VENV)/.dev
 	SCHEMAS=1000 $(BIN)/python -m pytest tests/test_random_schemas.py -s $(ARGS)
 
@@ -73,4 +79,4 @@ bench: $(VENV)/.dev
 	$(BIN)/beholder bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info engine/cpu/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -96,6 +96,25 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+class PictureEncoding(Protocol):
+    """One picture on its way through the encoder, slice by slice.
+
+    Attributes:
+        num_bytes: What it keeps until the next slice.
+    """
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def run(self, num_slices: int) -> None:
+        """The next slices."""
+        ...
+
+    def result(self) -> torch.Tensor:
+        """After the last slice: as of `Runner.encode` for this picture alone."""
+        ...
+
+
 class Runner(Protocol):
     """A loaded model on one device.
 
@@ -108,6 +127,7 @@ class Runner(Protocol):
         embedding_bytes: Bytes of one vision token's embedding.
         max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
         drafter: A model that guesses, loaded beside this one; its entries share the slots.
+        picture_side: Of a picture that the encoder takes whatever its model, in pixels.
     """
 
     num_slots: int
@@ -118,9 +138,20 @@ class Runner(Protocol):
     embedding_bytes: int
     max_drafts: int
     drafter: Drafter | None
+    picture_side: int
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Vision embeddings of items: each uint8 (tiles or frames, height, width, 3) → as in `VisionRows`."""
+        ...
+
+    def num_slices(self, shape: Sequence[int]) -> int:
+        """In how many slices of about the same work an item of this shape can be encoded; 1: only as a whole, by
+        `encode`.
+        """
+        ...
+
+    def begin(self, pixels: torch.Tensor) -> PictureEncoding:
+        """Encode an item in slices, where `num_slices` says so. `pixels` stay as they are until the first has run."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
@@ -131,7 +162,7 @@ class Runner(Protocol):
         ...
 
     def facts(self) -> dict[str, object]:
-        """What the table at start says of it: device, dtype, threads, kv_bytes, model_context."""
+        """What the table at start says of it: device, dtype, threads, kernel, kv_bytes, model_context."""
         ...
 
     def report_to(self, progress: Callable[[], None]) -> None:

@@ -34,6 +34,8 @@ from engine.scheduler import Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.speculator import Speculator
+from engine.step_budget import StepBudget
+from engine.step_costs import Costs
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
@@ -53,19 +55,33 @@ COMPILE_POLL_S: Final = 0.002
 logger = logging.getLogger("beholder.engine")
 
 
+def batched_tokens(config: EngineConfig, runner: Runner) -> int:
+    """`max_batched_tokens`, with 0 replaced."""
+    chosen = GPU_BATCHED_TOKENS if isinstance(runner, OverlappedRunner) else CPU_BATCHED_TOKENS
+    return config.max_batched_tokens or chosen
+
+
 class Engine:
     """One model serving many sequences. Invariants: see `check`.
 
     Args:
         config: Options, resolved.
         runner: The loaded model.
-        clock: Seconds, monotonic; used for times in usage and for `retry_after_s`, never to decide what runs.
+        clock: Seconds, monotonic; used for times in usage, for `retry_after_s` and to keep `costs` up to date.
+        costs: How long parts of a step take, so that new pictures do not keep running streams waiting; None: steps are
+            bounded by tokens alone, for whoever wants answers, not streams.
 
     Attributes:
         max_context: Longest prompt + answer that it takes, in tokens.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        costs: Costs | None = None,
+    ) -> None:
         self.config = config
         self.runner = runner
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
@@ -73,14 +89,16 @@ class Engine:
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
         model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
         self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size, model)
+        self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
             self.waiting,
-            max_batched_tokens=config.max_batched_tokens
-            or (GPU_BATCHED_TOKENS if isinstance(runner, OverlappedRunner) else CPU_BATCHED_TOKENS),
+            max_batched_tokens=batched_tokens(config, runner),
             max_running=min(config.max_running, runner.max_rows),
             speculator=self.speculator if self.speculator.is_on else None,
+            budget=self.budget,
+            num_slices=runner.num_slices,
         )
         self.max_context = min(config.max_context or runner.max_positions, runner.max_positions)
         self.intake = Intake(
@@ -90,7 +108,7 @@ class Engine:
         self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self._flying: tuple[Flight, Batch] | None = None
         self._landed_s = 0.0
-        self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock)
+        self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock, self.budget)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._flagged: dict[int, Sequence] = {}
@@ -118,6 +136,7 @@ class Engine:
         if request.sampling.grammar:
             sequence.grammar = self.grammars.begin(request.sampling.grammar)
         self._sequences[request.request_id] = sequence
+        sequence.arrived_s = self.budget.now_s
         self._prompt_tokens += sequence.num_prompt_tokens
         self.waiting.push(sequence)
         self._outputs.start(sequence)
@@ -159,7 +178,7 @@ class Engine:
         plan = self.scheduler.schedule(start_s)
         if plan.stuck is not None:
             self._end_stuck(plan.stuck)
-        if plan.chunks:
+        if plan.has_work:
             self._num_steps += 1
             self._compute(plan, start_s)
         elif compiling := [other.grammar for other in self.waiting if other.grammar and not other.is_ready]:
@@ -186,6 +205,9 @@ class Engine:
             vision_queries=self.vision.num_queries,
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
+            encoding_bytes=self.vision.encoding_bytes,
+            encoder_slices=self.budget.encoder_slices,
+            steps_over_target=self.budget.steps_over_target,
             **self.speculator.totals(),
         )
 
@@ -235,8 +257,9 @@ class Engine:
 
     def _compute(self, plan: Plan, start_s: float) -> None:
         """Run the plan. Requests whose picture or batch failed end with an error; the others go on."""
-        for chunk in self._execution.encode(plan):
-            self._fail(chunk.sequence, _engine_error("encoding a picture of"), keep=False)
+        failed = self._execution.encode(plan)
+        for sequence in [other for other in self.scheduler.running if failed and other.holds(failed)]:
+            self._fail(sequence, _engine_error("encoding a picture of"), keep=False)
         chunks = [chunk for chunk in plan.chunks if chunk.sequence.state is State.RUNNING]
         if not chunks:
             return
@@ -301,10 +324,11 @@ class Engine:
                 if drafts and sequence.hold is not None:
                     self.kv.shrink(sequence.hold, sequence.num_computed)
         self._end_flagged()
+        landed_s = self._clock()
+        elapsed_s, self._landed_s = landed_s - max(batch.started_s, self._landed_s), landed_s
+        self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s)
         if self.speculator.is_on:
-            landed_s = self._clock()
-            self.speculator.stepped(batch.plan, landed_s - max(batch.started_s, self._landed_s))
-            self._landed_s = landed_s
+            self.speculator.stepped(batch.plan, elapsed_s)
 
     def _append(self, sequence: Sequence, tokens: list[SampledToken], now_s: float) -> int:
         """The sequence's next outputs, and its end if one of them is the last. What follows that is dropped; says how
@@ -369,7 +393,7 @@ class Engine:
 
     def _watch(self, plan: Plan) -> None:
         """Fail the request at the head when steps with work compute nothing."""
-        if plan.chunks or plan.stuck is not None or not self._sequences:
+        if plan.has_work or plan.stuck is not None or not self._sequences:
             self._num_empty_steps = 0
             return
         self._num_empty_steps += 1

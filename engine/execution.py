@@ -9,13 +9,19 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from engine.batch import FUTURE_TOKEN, Flight, OverlappedRunner, Row, Runner, SampledToken, TokenMask
+from engine.encoding import Encoding
 from engine.grammar import Grammars, RowMask, Wanted
 from engine.kv.pool import SlotPool
-from engine.scheduler import Chunk, Encoding, Plan
+from engine.scheduler import Chunk, Plan
 from engine.speculation.verify import standing
+from engine.step_budget import StepBudget
 from engine.vision_cache import VisionCache
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("beholder.engine")
 
@@ -24,33 +30,53 @@ class Execution:
     """The runner, seen from the engine."""
 
     def __init__(
-        self, runner: Runner, pool: SlotPool, vision: VisionCache, grammars: Grammars, clock: Callable[[], float]
+        self,
+        runner: Runner,
+        pool: SlotPool,
+        vision: VisionCache,
+        grammars: Grammars,
+        clock: Callable[[], float],
+        budget: StepBudget,
     ) -> None:
         self._runner = runner
+        self._is_awaited = not isinstance(runner, OverlappedRunner)  # an encoding is done when its call returns
         self._grammars = grammars
         self._pool = pool
         self._vision = vision
         self._clock = clock
+        self._budget = budget
 
-    def encode(self, plan: Plan) -> list[Chunk]:
-        """Encode the pictures that the plan reads. Returns the chunks that lack theirs because that failed."""
-        if not plan.encodings:
-            return []
+    def encode(self, plan: Plan) -> set[int]:
+        """Encode the pictures of the plan, or the slices that it names. Returns the keys of those where that failed."""
+        encodings = [encoding for encoding in plan.encodings if encoding.entry.holders]  # the others are gone again
+        if not encodings:
+            return set()
+        start_s = self._clock()
+        failed: set[int] = set()
+        whole = [encoding for encoding in encodings if encoding.is_whole]
+        for together in (whole, *([encoding] for encoding in encodings if not encoding.is_whole)):
+            if together:
+                failed |= self._encode(together)
+        plan.encoding_s = self._clock() - start_s if self._is_awaited else None
+        return failed
+
+    def _encode(self, encodings: list[Encoding]) -> set[int]:
+        """Pictures as a whole together, or slices of one."""
         start_s = self._clock()
         try:
-            self._fill(plan.encodings)
+            if encodings[0].is_whole:
+                self._fill(encodings)
+            else:
+                self._go_on(encodings[0])
         except Exception:
-            logger.exception("encoding of %d pictures failed", len(plan.encodings))
-            failed = {encoding.picture.key for encoding in plan.encodings}
-            return [
-                chunk
-                for chunk in plan.chunks
-                if any(picture.held and picture.key in failed for picture in chunk.sequence.pictures)
-            ]
+            logger.exception("encoding of %d pictures failed", len(encodings))
+            return {encoding.picture.key for encoding in encodings}
         elapsed_s = self._clock() - start_s
-        for sequence in {encoding.sequence.serial: encoding.sequence for encoding in plan.encodings}.values():
+        for sequence in {encoding.sequence.serial: encoding.sequence for encoding in encodings}.values():
             sequence.clock.vision_s += elapsed_s
-        return []
+        if self._is_awaited and len(encodings) == 1:
+            self._budget.encoded(encodings[0].size, encodings[0].count, elapsed_s)
+        return set()
 
     def run(self, chunks: list[Chunk]) -> list[list[SampledToken]] | None:
         """One forward; for each chunk that samples, in order, its next token and those that follow drafts that were
@@ -86,15 +112,20 @@ class Execution:
         return [self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks]
 
     def _fill(self, encodings: list[Encoding]) -> None:
-        """Put the embeddings of pictures into their cache entries. Raises RuntimeError when their number is not as
-        promised.
-        """
+        """Encode pictures as a whole. Raises RuntimeError when tokens or pictures are not as many as promised."""
         pixels = [encoding.sequence.load_pixels(encoding.picture.pixels) for encoding in encodings]
         for encoding, embeddings in zip(encodings, self._runner.encode(pixels), strict=True):
-            entry = self._vision.get(encoding.picture.key)
-            if embeddings.shape[0] != entry.num_tokens:
-                raise RuntimeError(f"a picture of {entry.num_tokens} tokens was encoded as {embeddings.shape[0]}")
-            entry.embeddings = embeddings
+            _show(encoding, embeddings)
+
+    def _go_on(self, encoding: Encoding) -> None:
+        """Run slices of a picture. Raises RuntimeError when its tokens are not as many as promised."""
+        entry = encoding.entry
+        if entry.encoding is None:
+            entry.encoding = self._runner.begin(encoding.sequence.load_pixels(encoding.picture.pixels))
+        entry.encoding.run(encoding.count)
+        if encoding.first + encoding.count == entry.num_slices:
+            embeddings, entry.encoding = entry.encoding.result(), None
+            _show(encoding, embeddings)
 
     def _masks(self, chunks: list[Chunk]) -> dict[int, list[RowMask]]:
         """Have masks computed for the chunks that sample under a grammar, while the model runs. By serial, one for the
@@ -139,6 +170,14 @@ class Execution:
         positions = sequence.rope_positions(start, stop)
         ids = sequence.ids(start, stop)
         return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta)
+
+
+def _show(encoding: Encoding, embeddings: torch.Tensor) -> None:
+    """Put a picture's embeddings into its cache entry."""
+    entry = encoding.entry
+    if embeddings.shape[0] != entry.num_tokens:
+        raise RuntimeError(f"a picture of {entry.num_tokens} tokens was encoded as {embeddings.shape[0]}")
+    entry.embeddings = embeddings
 
 
 def _standing(sampled: list[SampledToken], chunks: list[Chunk]) -> list[list[SampledToken]]:

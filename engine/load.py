@@ -16,6 +16,8 @@ import torch
 
 from engine.batch import Runner
 from engine.config import EngineConfig
+from engine.cpu.native import why_not
+from engine.cpu.runner import CpuRunner
 from engine.limits import free_memory, kv_size
 from engine.load_drafter import load_drafter
 from engine.models.decoder import Decoder
@@ -96,10 +98,13 @@ def load_runner(config: EngineConfig) -> Runner:
         model = family.language(checkpoint)
         encoder = family.encoder(checkpoint)
     checkpoint.finish()
+    reason = why_not(model.config, dtype) if device.type == "cpu" else ""
     drafter = None
     if device.type == "cpu":
         languages = {name: family.language for name, family in FAMILIES.items()}
-        drafter = load_drafter(config, model, checkpoint, languages)
+        drafter = load_drafter(config, model, checkpoint, languages, is_native=not reason)
+        if drafter is not None and drafter.reads_layers:
+            reason = reason or "a head reads what the layers make"
 
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
@@ -113,6 +118,8 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
+    elif not reason:
+        make = CpuRunner
     runner = make(
         model,
         encoder,
@@ -122,6 +129,8 @@ def load_runner(config: EngineConfig) -> Runner:
         dtype=dtype,
         device=device,
     )
+    if reason:
+        runner.kernel = f"torch: {reason}"
     if drafter is not None:
         runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype)))
     return runner

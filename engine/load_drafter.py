@@ -29,14 +29,25 @@ Language = Callable[[Checkpoint], Decoder]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Weights, before there are slots. `token_bytes`: what the drafter keeps of a token."""
+    """Weights, before there are slots.
+
+    Attributes:
+        token_bytes: What the drafter keeps of a token.
+        reads_layers: Whether it must be told what the model's layers make.
+    """
 
     token_bytes: int
+    reads_layers: bool
     on: Callable[[Pools], Drafter]
 
 
 def load_drafter(
-    config: EngineConfig, target: Decoder, checkpoint: Checkpoint, languages: Mapping[str, Language]
+    config: EngineConfig,
+    target: Decoder,
+    checkpoint: Checkpoint,
+    languages: Mapping[str, Language],
+    *,
+    is_native: bool = False,
 ) -> Loaded | None:
     """What guesses for `target`, or None.
 
@@ -45,6 +56,8 @@ def load_drafter(
         target: The loaded model.
         checkpoint: What it was loaded from: type and device are the same for the drafter.
         languages: Language models by `model_type`, in folders of vision models.
+        is_native: Steps of the model are native calls, which tell nothing of the layers and are several times as fast
+            as torch: then a head guesses only where somebody asks for it.
 
     Raises:
         ModelError: The drafter does not fit the model, or an option names one that would never be asked.
@@ -54,7 +67,8 @@ def load_drafter(
         return _draft_model(Path(config.draft_model), config, target, checkpoint, languages)
     bundled = Path(config.model) / BUNDLED_HEAD
     folder = Path(config.draft_head) if config.draft_head else bundled
-    if config.speculation in ("auto", "head") and (config.draft_head or (bundled / "config.json").is_file()):
+    is_found = (bundled / "config.json").is_file() and (config.speculation == "head" or not is_native)
+    if config.speculation in ("auto", "head") and (config.draft_head or is_found):
         return _head(folder, target, checkpoint)
     if config.speculation == "head":
         raise ModelError(
@@ -92,6 +106,7 @@ def _draft_model(
     cost = num_weights(model.config) / num_weights(target.config)
     return Loaded(
         entry_bytes(model.config, beside.dtype),
+        False,
         lambda pools: DraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost),
     )
 
@@ -137,4 +152,4 @@ def _head(folder: Path, target: Decoder, beside: Checkpoint) -> Loaded:
         model = Eagle3(checkpoint, config)
     checkpoint.finish()
     cost = num_weights(config) / num_weights(target.config)
-    return Loaded(head_entry_bytes(config, beside.dtype), lambda pools: Head(model, target, pools, cost=cost))
+    return Loaded(head_entry_bytes(config, beside.dtype), True, lambda pools: Head(model, target, pools, cost=cost))

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 STATS_EVERY_MS = 250
 IDLE_WAIT_MS = 1_000
+PACE_ROWS = 8
+"""Streams of the step that the table at start tells of."""
 
 
 def main() -> None:
@@ -42,30 +44,36 @@ def main() -> None:
     child = Child.from_stdin()
     config = child.config(EngineConfig)
     inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
-    from engine.core import Engine  # torch takes seconds to import: after the sockets stand
+    from engine.core import Engine, batched_tokens  # torch takes seconds to import: after the sockets stand
     from engine.limits import with_vision_cache
     from engine.load import load_runner
+    from engine.step_measure import measure
 
     started = time.monotonic()
     try:
         runner = load_runner(config)
         runner.warm_up()
+        costs = measure(runner, batched_tokens(config, runner)) if config.ttft_target_ms else None
         config = with_vision_cache(config, runner)
     except BeholderError as error:
         child.fail(error.message)
     except Exception as error:
         child.fail_unforeseen(error)
     runner.report_to(child.beat)
-    engine = Engine(config, runner)
+    engine = Engine(config, runner, costs=costs)
     engine.grammars.warm_up()
     loop = EngineLoop(engine, child, inbox)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
+    rows = min(PACE_ROWS, runner.max_rows)
+    pace = engine.budget.pace(rows)
     child.ready(
         load_s=round(time.monotonic() - started, 2),
         kv_tokens=runner.num_slots - 1,
         context=engine.max_context,
         vision_cache_bytes=config.vision_cache_bytes,
+        pace_rows=rows,
+        pace_ms=[round(part * 1e3, 1) for part in pace] if pace else [],
         **runner.facts(),
         pid=os.getpid(),
     )

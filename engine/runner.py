@@ -14,29 +14,28 @@ import torch
 
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention
-from engine.batch import Row, RowSampling, SampledToken, VisionRows
+from engine.batch import PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Head
+from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
 MAX_DRAFTS: Final = 15
 
 
-class VisionEncoder(Protocol):
+class VisionEncoder(SlicedEncoder, Protocol):
     """A vision encoder.
 
     Attributes:
         image_size: Side of a picture that it takes, in pixels.
         num_taps: Features of inner layers behind each vision token's own, for the model's first layers (DeepStack).
-        progress: Called at every layer.
     """
 
     image_size: int
     num_taps: int
-    progress: Callable[[], None]
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """uint8 (tiles or frames, height, width, 3) → vision tokens (num_tokens, hidden * (1 + num_taps)) of each."""
@@ -54,6 +53,10 @@ class TorchRunner:
         max_rows: Most sequences that hold slots at once.
         dtype: Type of weights and KV.
         device: Where all of it lives.
+        padding_rows: Rows of the slot table behind `max_rows`, that stay at the dummy slot.
+
+    Attributes:
+        kernel: What computes a step of a CPU, and why where it is not the quickest; for the table at start.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class TorchRunner:
         max_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        padding_rows: int = 0,
     ) -> None:
         config = model.config
         self.model = model
@@ -79,8 +83,13 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
+        self.kernel = "torch"
         self.embedding_bytes = config.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
-        self.slot_table = torch.full((max_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
+        self.picture_side = encoder.image_size
+        self.padded_table = torch.full(
+            (max_rows + padding_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device
+        )
+        self.slot_table = self.padded_table[:max_rows]
         # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
         self.kv_pool = _zeros(
             (config.num_layers, num_slots, 2, config.num_kv_heads, config.head_dim), dtype=dtype, device=device
@@ -97,6 +106,14 @@ class TorchRunner:
         """See `Runner.encode`."""
         return self.encoder([picture.to(self.device) for picture in pixels]) if pixels else []
 
+    def num_slices(self, shape: Sequence[int]) -> int:
+        """See `Runner.num_slices`."""
+        return num_slices(self.encoder, shape)
+
+    def begin(self, pixels: torch.Tensor) -> PictureEncoding:
+        """See `Runner.begin`."""
+        return SlicedEncoding(self.encoder, pixels.to(self.device))
+
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
@@ -110,6 +127,7 @@ class TorchRunner:
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "kernel": self.kernel,
             "kv_bytes": self.kv_pool.nbytes + self.num_slots * (self.drafter.token_bytes if self.drafter else 0),
             "model_context": self.model.config.max_positions,
         }

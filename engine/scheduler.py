@@ -1,20 +1,23 @@
-"""The scheduler: chooses, within one token budget, what every step computes.
+"""The scheduler: chooses, within one budget of tokens and time, what every step computes.
 
-Running sequences come first (one token each), then prompts in chunks, then whoever waits. Called by `engine.core`,
-which runs the plan and reports back with `commit`, `release` and `retract`. Knows nothing of results, clients or
-devices.
+Running sequences come first (one token each), then prompts in chunks, then whoever waits. How much time there is beside
+decoding says `engine.step_budget`; how far pictures get in it, `engine.encoding`. Called by `engine.core`, which runs
+the plan and reports back with `commit`, `release` and `retract`. Knows nothing of results, clients or devices.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from engine.encoding import Encoding, Encodings
 from engine.kv.cache import KVCache, KVHold
 from engine.kv.radix import shared_length
 from engine.sequence import Picture, Sequence, State
+from engine.step_budget import Room, StepBudget
+from engine.step_costs import Load
 from engine.vision_cache import VisionCache
 from engine.waiting import OVERDUE_AFTER, WaitingQueue
 
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
 
 MIN_SHARED: Final = 16
 """A request waits for another that is computing at least so many tokens more of its prefix than are cached."""
-PICTURES_BESIDE_DECODE: Final = 1
-"""Pictures encoded in one step while sequences decode, so that their streams do not stutter."""
 MAX_DRAFT_SHARE: Final = 2
 """While others have prompts to compute, decoding with drafts may take one part in so many of a step's budget."""
 MAX_EXPECTED_OUTPUT: Final = 4096
@@ -45,24 +46,24 @@ class Chunk:
     drafts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoding:
-    """A picture to encode before the step, for the sequence that asked first; others may share it."""
-
-    sequence: Sequence
-    picture: Picture
-
-
 @dataclass(slots=True, eq=False)
 class Plan:
-    """One step. `budget` and `encoder_room` are what is left. `stuck` cannot go on: alone, and memory is full."""
+    """One step. `budget` and `room` are what is left, in tokens and in time. `stuck` cannot go on: alone, and memory is
+    full. `encoding_s`: what running the encodings took; None: the device did that among the rest.
+    """
 
     budget: int
-    encoder_room: int = sys.maxsize
+    room: Room
     chunks: list[Chunk] = field(default_factory=list)
     encodings: list[Encoding] = field(default_factory=list)
     stuck: Sequence | None = None
     has_retracted: bool = False
+    encoding_s: float | None = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it computes anything."""
+        return bool(self.chunks or self.encodings)
 
 
 class Growth:
@@ -101,6 +102,8 @@ class Scheduler:
         max_batched_tokens: int,
         max_running: int,
         speculator: Speculator | None = None,
+        budget: StepBudget | None = None,
+        num_slices: Callable[[Ordered[int]], int] | None = None,
     ) -> None:
         self.kv = kv
         self.vision = vision
@@ -109,6 +112,8 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self.max_running = min(max_running, max_batched_tokens)  # so that decoding never starves a prompt in the budget
         self.speculator = speculator
+        self.budget = budget or StepBudget(None)
+        self.encodings = Encodings(vision, self.budget, num_slices)
         self.num_retracted = 0
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
@@ -116,15 +121,16 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Plan:
         """Choose the next step: give its tokens slots, and hold the pictures that it reads."""
-        plan = Plan(budget=self.max_batched_tokens)
+        plan = Plan(self.max_batched_tokens, Room(self.budget.costs, Load()))
         self._decode(plan)
         self._continue_prompts(plan)
         self._admit_waiting(plan, now_s)
-        while not plan.chunks and len(self.running) > 1:  # nobody can go on: prompts fill the memory
+        while not plan.has_work and len(self.running) > 1:  # nobody can go on: prompts fill the memory
             self._retract_cheapest(plan)
             self._continue_prompts(plan)
         if not plan.chunks and self.running and not self.kv.num_available:
             plan.stuck = self.running[0]
+        self.budget.planned(plan.room.load)
         self.growth.stepped()
         return plan
 
@@ -188,7 +194,15 @@ class Scheduler:
             for sequence, count, guesses in zip(decoding, counts, drafts, strict=True)
         )
         plan.budget -= sum(counts)
-        plan.encoder_room = PICTURES_BESIDE_DECODE
+        plan.room = self.budget.open(len(decoding), sum(counts), self._arrivals())
+
+    def _arrivals(self) -> list[float]:
+        """When those who wait for a first token, or to be resumed, came; in time of the budget."""
+        if not self.budget.is_timed:
+            return []
+        arrivals = [sequence.arrived_s for sequence in self.running if not sequence.is_decoding]
+        arrivals += [sequence.arrived_s for sequence in self.waiting if sequence.is_ready]
+        return arrivals
 
     def _decoding(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.is_decoding and not sequence.is_ending]
@@ -203,10 +217,12 @@ class Scheduler:
         """Let sequences in, best first, until budget, rows or memory end. Nobody passes one that lacks only memory."""
         if not len(self.waiting) or not plan.budget or len(self.running) >= self.max_running or plan.has_retracted:
             return
+        if plan.room.is_spent:
+            return
         if self.running and self._reserved() >= self.kv.num_available:
             return  # not even one token more: spare the queue its sorting
         for sequence in self.waiting.candidates(self._cached_length):
-            if not plan.budget or len(self.running) >= self.max_running:
+            if not plan.budget or plan.room.is_spent or len(self.running) >= self.max_running:
                 return
             if not sequence.is_ready or self._is_being_computed(sequence):
                 continue
@@ -238,12 +254,19 @@ class Scheduler:
         return sum(self.growth.expected(other, other.hold) for other in self.running if other.hold is not None)
 
     def _add_chunk(self, plan: Plan, sequence: Sequence) -> None:
-        """As much of the sequence as budget, slots and pictures allow; perhaps nothing."""
+        """As much of the sequence as budget, time, slots and pictures allow; perhaps nothing."""
         start = sequence.num_computed
-        count = min(plan.budget, sequence.num_tokens - start, self.kv.num_available)
-        for picture in sequence.pictures:
-            if picture.overlaps(start, start + count) and not self._hold(plan, sequence, picture):
-                count = picture.first_position(start) - start
+        most = min(plan.budget, sequence.num_tokens - start, self.kv.num_available)
+        count = 0
+        while count < most:
+            picture = self._unseen(sequence, start + count, start + most)
+            stop = most if picture is None else picture.first_position(start + count) - start
+            fitting = plan.room.tokens(stop - count)
+            plan.room.take_tokens(fitting)
+            count += fitting
+            if count < stop or picture is None:
+                break
+            if not self.encodings.make_readable(plan.room, plan.encodings, sequence, picture):
                 break
         if not count:
             return
@@ -252,20 +275,14 @@ class Scheduler:
         plan.chunks.append(Chunk(sequence, start, count, start + count == sequence.num_tokens))
         plan.budget -= count
 
-    def _hold(self, plan: Plan, sequence: Sequence, picture: Picture) -> bool:
-        """Make sure that the step can read the picture's embeddings. False: not in this step."""
-        if picture.held:
-            return True
-        must_encode = not self.vision.contains(picture.key)
-        if must_encode and not plan.encoder_room:
-            return False
-        if self.vision.hold(picture.key, picture.num_tokens, (sequence.serial, picture.index)) is None:
-            return False
-        picture.held = True
-        if must_encode:
-            plan.encodings.append(Encoding(sequence, picture))
-            plan.encoder_room -= 1
-        return True
+    def _unseen(self, sequence: Sequence, start: int, stop: int) -> Picture | None:
+        """The first picture at positions `start` … `stop - 1` that the step cannot read yet."""
+        for picture in sequence.pictures:
+            if picture.overlaps(start, stop):
+                entry = self.vision.find(picture.key) if picture.held else None
+                if entry is None or not entry.is_encoded:
+                    return picture
+        return None
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """Whether a running prompt will soon have cached much more of this one's prefix than is cached now."""

@@ -6,7 +6,7 @@ Holds state and answers questions about it; the scheduler and the engine decide 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -108,6 +108,7 @@ class Sequence:
     bounded by the context. `positions` (3, n) are the rotary positions of the first n tokens where they are not 0, 1,
     2, …; later ones are `position_delta` more than the position in the sequence. `drafting` is what
     `engine.speculation` knows of it; `num_drafted` tokens were guessed, and `num_accepted` of them rightly.
+    `arrived_s` is when it came, in time of `engine.step_budget`.
     """
 
     request: EngineRequest
@@ -136,6 +137,7 @@ class Sequence:
     drafting: Drafting | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    arrived_s: float = 0.0
     _penalty_prompt: tuple[int, ...] | None = None
 
     @property
@@ -195,6 +197,10 @@ class Sequence:
         first = start + known.shape[1]
         rest = np.arange(first + self.position_delta, stop + self.position_delta, dtype=np.int32)
         return np.concatenate((known, np.broadcast_to(rest, (3, len(rest)))), axis=1)
+
+    def holds(self, keys: Container[int]) -> bool:
+        """Whether the vision cache keeps one of these pictures for it."""
+        return any(picture.held and picture.key in keys for picture in self.pictures)
 
     @property
     def is_ready(self) -> bool:

@@ -1,8 +1,8 @@
 """The vision embedding cache: encoder output by picture, bounded in bytes.
 
-The scheduler holds a picture from the chunk that first needs it until prefill has passed it, so what a batch reads is
+The scheduler holds a picture from the step that first needs it until prefill has passed it, so what a batch reads is
 never evicted. A picture that is being encoded is an entry without embeddings yet: whoever else needs it shares that one
-encoding.
+encoding, and what the encoding keeps from step to step goes with the entry.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
+    from engine.batch import PictureEncoding
+
 LEAST_VISION_CACHE: Final = 64 << 20
 """Bytes of a cache that nobody gave a size."""
 
@@ -24,17 +26,30 @@ Holder = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class VisionEntry:
-    """One picture's embeddings (tokens, hidden), or None until they are computed; `holders` are live users."""
+    """One picture's embeddings (tokens, hidden), or None until they are computed; `holders` are live users.
+
+    It is encoded in `num_slices`, of which steps up to the one that is being planned run `num_planned`; `encoding` is
+    where that stands between steps.
+    """
 
     key: int
     num_tokens: int
     num_bytes: int
     embeddings: torch.Tensor | None = None
     holders: dict[Holder, None] = field(default_factory=dict)
+    num_slices: int = 0
+    num_planned: int = 0
+    encoding: PictureEncoding | None = None
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether a batch can read it once the planned step has run its encodings."""
+        return self.embeddings is not None or (self.num_slices > 0 and self.num_planned == self.num_slices)
 
 
 class VisionCache:
     """Invariant: bytes of all entries <= `max_bytes`; an entry without holders has embeddings and can be evicted.
+    Between steps at most one entry lacks its embeddings, and that one has an encoding under way.
 
     Args:
         max_bytes: The bound.
@@ -55,8 +70,22 @@ class VisionCache:
         return num_tokens * self.bytes_per_token <= self.max_bytes
 
     def contains(self, key: int) -> bool:
-        """Whether the picture is encoded, or being encoded by this step."""
+        """Whether the picture is encoded, or being encoded."""
         return key in self._entries
+
+    def find(self, key: int) -> VisionEntry | None:
+        """The picture's entry, held or not."""
+        return self._entries.get(key)
+
+    @property
+    def is_encoding(self) -> bool:
+        """Whether a picture is under way that the planned step leaves unfinished."""
+        return any(not entry.is_encoded for entry in self._entries.values())
+
+    @property
+    def encoding_bytes(self) -> int:
+        """What the picture under way keeps between steps."""
+        return sum(entry.encoding.num_bytes for entry in self._entries.values() if entry.encoding is not None)
 
     def hold(self, key: int, num_tokens: int, holder: Holder) -> VisionEntry | None:
         """Keep a picture for `holder`; a new entry has no embeddings and must be encoded. None: no room beside what is
@@ -97,7 +126,11 @@ class VisionCache:
         assert noted == set(holders), "holds of pictures differ from what live sequences need"
         assert self.num_bytes == sum(entry.num_bytes for entry in self._entries.values()) <= self.max_bytes
         assert set(self._idle) == {key for key, entry in self._entries.items() if not entry.holders}
-        assert all(entry.embeddings is not None for entry in self._entries.values()), "an entry nobody encodes"
+        open_entries = [entry for entry in self._entries.values() if entry.embeddings is None]
+        assert len(open_entries) <= 1, "more than one picture under way"
+        assert all(entry.encoding is not None for entry in open_entries), "an entry nobody encodes"
+        assert all(0 < entry.num_planned < entry.num_slices for entry in open_entries)
+        assert all(entry in open_entries for entry in self._entries.values() if entry.encoding), "an encoding of nobody"
 
     def _reserve(self, key: int, num_tokens: int) -> VisionEntry | None:
         num_bytes = num_tokens * self.bytes_per_token
@@ -114,3 +147,4 @@ class VisionCache:
         del self._entries[entry.key]
         self._idle.pop(entry.key, None)
         self.num_bytes -= entry.num_bytes
+        entry.encoding = None

@@ -243,13 +243,14 @@ def _server(model: str) -> Iterator[tuple[int, psutil.Process]]:
         command += ["--speculation", "none"]  # the same question comes again and again: any guess would be right
         process = subprocess.Popen([*command, "--model", model], stderr=log, stdout=log)
         try:
-            yield _port_when_ready(process, log), psutil.Process(process.pid)
+            yield port_when_ready(process, log), psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
 
 
-def _port_when_ready(process: subprocess.Popen[bytes], log: Any) -> int:
+def port_when_ready(process: subprocess.Popen[bytes], log: Any) -> int:
+    """The port of a server that is being started, once its log says that it is ready. Raises RuntimeError otherwise."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         log.seek(0)

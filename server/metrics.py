@@ -34,6 +34,12 @@ _ENGINE_TOTALS: Final = (
     ("vllm:mm_cache_queries", "Pictures looked up in the vision cache.", "vision_queries"),
     ("vllm:mm_cache_hits", "Pictures found in the vision cache.", "vision_hits"),
     ("beholder_engine_steps", "Steps of the engine.", "num_steps"),
+    (
+        "beholder_engine_steps_over_target",
+        "Steps beside decoding that took longer than the inter-token target.",
+        "steps_over_target",
+    ),
+    ("beholder_encoder_slices", "Slices of pictures (a layer each) encoded beside decoding.", "encoder_slices"),
 )
 # The same by who guessed the tokens: the end of the field's name.
 _DRAFT_TOTALS: Final = (
@@ -164,6 +170,11 @@ class _ServiceCollector(Collector):
             "beholder_vision_cache_bytes",
             "Bytes of finished picture embeddings.",
             stats.vision_cache_bytes if stats else 0,
+        )
+        yield self._gauge(
+            "beholder_encoding_bytes",
+            "What the picture that is being encoded keeps between steps.",
+            stats.encoding_bytes if stats else 0,
         )
         yield self._gauge("beholder_ready", "Whether a request sent now would be served.", int(service.ready))
         for name, text, field in _ENGINE_TOTALS:

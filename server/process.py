@@ -22,7 +22,7 @@ from server.dispatcher import Dispatcher
 from server.http_connection import MAX_HEAD_BYTES, HttpConnection
 from server.routes import no_ui
 from server.settings import Settings
-from server.stream.websocket import WebSocketProtocol
+from server.stream.websocket import WebSocketProtocol, log_no_faults_of_clients
 
 MAX_WAITING_BYTES = 512 << 20
 """Encoded pictures that may wait for a worker, all requests together."""
@@ -104,6 +104,7 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
         ssl_keyfile=settings.tls_key or None,
     )
     server = _HttpServer(config, child)
+    log_no_faults_of_clients()
 
     def drain(grace_s: float) -> None:
         server.should_exit = True

@@ -198,6 +198,8 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             max_running=self.max_running,
             max_context=self.max_context,
             max_batched_tokens=self.max_batched_tokens,
+            itl_target_ms=self.itl_target_ms,
+            ttft_target_ms=self.ttft_target_ms,
             kv_tokens=self.kv_tokens,
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,

@@ -72,6 +72,8 @@ class Start:
         context, own = facts["context"], facts["model_context"]
         yield f"model    {settings.model_name} ({settings.model})"
         yield f"runs as  {self.family} in {facts['dtype']} on {facts['device']}{threads}"
+        if facts["device"] == "cpu":
+            yield f"kernel   {facts['kernel']}"
         if context == own:
             yield f"context  {context:,} tokens, prompt and answer"
         else:
@@ -83,6 +85,11 @@ class Start:
         if self.picture_tokens < self.own_picture_tokens:
             own_tokens = f"{self.own_picture_tokens:,}"
             yield f"         larger ones are made smaller; --max-picture-tokens allows the model's own {own_tokens}"
+        if facts["pace_ms"]:
+            alone_ms, most_ms = facts["pace_ms"]
+            yield f"steps    {alone_ms} ms for {facts['pace_rows']} streams; with new pictures and prompts {most_ms} ms"
+        else:
+            yield "steps    take new pictures and prompts at once (--ttft-target-ms 0): streams wait for them"
         cache = _size(facts["vision_cache_bytes"])
         yield f"memory   vision cache {cache}, pixel arena {_size(settings.arena_bytes)}"
         if self.brings_code:

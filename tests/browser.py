@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from serving import PATIENCE_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,8 +38,6 @@ NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-
 """What Chromium is called, in the order in which they are tried. Playwright's own comes last."""
 LAPTOP: Final = {"width": 1280, "height": 800}
 PHONE: Final = {"width": 360, "height": 740}
-PATIENCE_MS: Final = 60_000
-"""A machine that does much else is no failure; the first page of a server imports Gradio, which takes long on one."""
 _SWITCHES: Final = (
     "--no-sandbox",
     "--disable-gpu",
@@ -138,7 +137,7 @@ class Visit:
             reduced_motion="reduce" if reduced_motion else "no-preference",
             **options,
         )
-        self.context.set_default_timeout(PATIENCE_MS)
+        self.context.set_default_timeout(PATIENCE_S * 1e3)
         self.context.on("request", lambda request: self._note(request.url))
         self.page = self.new_page()
 

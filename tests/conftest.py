@@ -11,8 +11,10 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no fault of what is tested: only pytest's own timeout counts time.
-settings.register_profile("beholder", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no fault of what is tested: only pytest's own timeout counts time. Every run tries the same cases
+# and says something about the change that it is run for; `make explore` tries others each time.
+settings.register_profile("beholder", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("beholder"), derandomize=False, print_blob=True)
 settings.load_profile("beholder")
 
 

@@ -74,6 +74,12 @@ def engine(page: Any) -> None:
     page.wait_for_timeout(65_000 if page.viewport_size == LAPTOP else 15_000)
 
 
+def keys(page: Any) -> None:
+    open_tab(page, "Live")
+    page.keyboard.press("?")
+    page.wait_for_selector(".keys-dialog")
+
+
 def wall(page: Any) -> None:
     page.wait_for_selector(".placard-code:not([hidden])")
 
@@ -88,7 +94,7 @@ def _ask(page: Any, question: str, turn: int) -> None:
 
 Scene = Callable[[Any], None]
 SCENES: Final[dict[str, Scene]] = {
-    scene.__name__: scene for scene in (live, picture, seen, clip, empty, placard, engine, wall)
+    scene.__name__: scene for scene in (live, picture, seen, clip, empty, placard, engine, keys, wall)
 }
 README: Final = (("live", False), ("picture", False), ("placard", True), ("engine", False))
 

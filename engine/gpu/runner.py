@@ -22,7 +22,7 @@ from engine.gpu.forward import FusedDecoder
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
 from engine.gpu.step_graphs import StepGraphs, StepRows
 from engine.models.decoder import Decoder, DeepStack
-from engine.runner import DUMMY_SLOT, TorchRunner, VisionEncoder
+from engine.runner import TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
 from preprocess.wire import SamplingParams
 
@@ -67,7 +67,10 @@ class _Wanted:
 
 
 class CudaRunner(TorchRunner):
-    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16."""
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16.
+
+    Of progress only the encoder tells: the forward of a step is sent within milliseconds, and the next turn reports.
+    """
 
     def __init__(
         self,
@@ -88,9 +91,9 @@ class CudaRunner(TorchRunner):
             max_rows=max_rows,
             dtype=dtype,
             device=device,
+            padding_rows=1,
         )
-        table = torch.full((max_rows + 1, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device)
-        self.slot_table = table[:max_rows]
+        table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
         self._decoder = FusedDecoder(model, self.kv_pool)
@@ -121,6 +124,10 @@ class CudaRunner(TorchRunner):
             return []
         sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
         return self._encoder_graphs(sent)
+
+    def num_slices(self, shape: Sequence[int]) -> int:
+        """See `Runner.num_slices`: a graph encodes a picture as a whole."""
+        return 1
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""

@@ -20,8 +20,9 @@ _INTEGER_BLOCK: Final = 64
 class Linear:
     """y = x Wᵀ + b, for x of shape (…, inputs) and W of shape (outputs, inputs).
 
-    In bfloat16 on a CPU the weight is laid out once for oneDNN. `F.linear` lays it out anew at every call, which for
-    few rows costs as much as the product: 384 → 2048 for 8 rows takes 142 µs and 82 µs laid out (one core, AMX).
+    In bfloat16 on a CPU the weight is laid out for oneDNN at the first call. `F.linear` lays it out anew at every call,
+    which for few rows costs as much as the product: 384 → 2048 for 8 rows takes 142 µs and 82 µs laid out (one core,
+    AMX).
 
     A step of very few rows is bound by reading weights, so there a checkpoint's own 8-bit `integers` (outputs, inputs)
     and scales (outputs,) are multiplied as they are: 1.0 instead of 2.5 ms for the layers of a 12M-parameter model.
@@ -35,10 +36,10 @@ class Linear:
     ) -> None:
         self.outputs, self.inputs = weight.shape
         self.bias = bias
-        self._packed: Any = _lay_out(weight)
-        self._weight = weight if self._packed is None else None
-        usable = self._packed is not None and bias is None and self.inputs % _INTEGER_BLOCK == 0
-        self._integers = integers if usable else None
+        self._weight: torch.Tensor | None = weight
+        self._packed: Any = None
+        self._integers = integers
+        self._is_laid_out = not _can_lay_out(weight)
 
     @classmethod
     def load(
@@ -62,7 +63,7 @@ class Linear:
         ]
         integers = None
         parts = [part for module in modules if (part := checkpoint.integers(module, kind=kind)) is not None]
-        if len(parts) == len(modules) and not bias:
+        if len(parts) == len(modules):
             integers = torch.cat([part for part, _ in parts]), torch.cat([scale for _, scale in parts])
         biases = (
             [checkpoint.tensor(f"{module}.bias", (size,)) for module, size in zip(modules, sizes, strict=True)]
@@ -73,6 +74,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, inputs) → (…, outputs)."""
+        if not self._is_laid_out:
+            self._lay_out()
         if self._packed is None:
             assert self._weight is not None
             return F.linear(x, self._weight, self.bias)
@@ -94,8 +97,30 @@ class Linear:
             return torch.mm(x, self._weight.T, out_dtype=torch.float32)
         return self(x).float()
 
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """For whoever multiplies otherwise, before the first call: a checkpoint's integers and their scales, or the
+        weight and None; and the bias.
+        """
+        weight, scales = (self.weight, None) if self._integers is None else self._integers
+        return weight, scales, self.bias
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """As `weights`; the layer is empty afterwards."""
+        taken = self.weights()
+        self._weight = self._integers = None
+        return taken
+
+    def _lay_out(self) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), 8)
+        self._weight = None
+        if self.bias is not None or self.inputs % _INTEGER_BLOCK:
+            self._integers = None
+        self._is_laid_out = True
+
     def gelu(self, x: torch.Tensor, approximate: str) -> torch.Tensor:
         """GELU of the layer's result, (…, inputs) → (…, outputs); `approximate` as in `F.gelu`."""
+        if not self._is_laid_out:
+            self._lay_out()
         if self._packed is None:
             assert self._weight is not None
             if x.device.type == "cuda" and approximate == "tanh" and self.bias is not None:
@@ -106,13 +131,11 @@ class Linear:
         return y
 
 
-def _lay_out(weight: torch.Tensor) -> Any:
-    """The weight in oneDNN's own layout, or None where that does not apply."""
+def _can_lay_out(weight: torch.Tensor) -> bool:
+    """Whether oneDNN has a layout of its own for the weight."""
     if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
-        return None
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 8)
+        return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class Embedding:

@@ -140,18 +140,22 @@ def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 
 class Rope:
-    """Rotation of queries and keys by position, from a table made once."""
+    """Rotation of queries and keys by position, from a table made once.
+
+    Attributes:
+        table: (positions, 2, head_dim): cosines, and sines with the first half negated.
+    """
 
     def __init__(
         self, config: RopeConfig, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), config.inverse_frequencies(head_dim))
         table = torch.cat(rotation(angles, dtype), dim=1)
-        self._table = table.to(device)  # (positions, 2, head_dim)
+        self.table = table.to(device).contiguous()
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, each (tokens, 1, head_dim), of positions (tokens,): once a step, for all layers."""
-        rows = self._table.index_select(0, positions)  # (tokens, 2, head_dim)
+        rows = self.table.index_select(0, positions)  # (tokens, 2, head_dim)
         return rows[:, :1], rows[:, 1:]
 
     rotate_ = staticmethod(rotate_)

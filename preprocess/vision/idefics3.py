@@ -19,6 +19,7 @@ from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
 from preprocess.model_folder import ModelFolder
 from preprocess.vision.normalisation import Normalisation
+from preprocess.vision.slices import EncoderState, encode_batch
 
 MAX_TILES: Final = 32
 """Tiles that go through the encoder together; more only cost memory."""
@@ -115,6 +116,7 @@ class Idefics3Encoder:
         self.layers = [
             EncoderLayer(checkpoint, f"{model}.encoder.layers.{index}", config) for index in range(config.num_layers)
         ]
+        self.num_layers = config.num_layers
         self.norm = LayerNorm.load(checkpoint, f"{model}.post_layernorm", width, config.layer_norm_eps)
         self.projection = Linear.load(
             checkpoint,
@@ -136,36 +138,51 @@ class Idefics3Encoder:
             by_size.setdefault((picture.shape[1], picture.shape[2]), []).append(index)
         for indices in by_size.values():
             tiles = torch.cat([pictures[index] for index in indices])
-            batches = [
-                self._encode(batch) for batch in torch.split(tiles, MAX_TILES)
-            ]  # each (tiles, tokens, output_size)
+            batches = [encode_batch(self, batch) for batch in torch.split(tiles, MAX_TILES)]
             tiles_of = [len(pictures[index]) for index in indices]
             for index, tokens in zip(indices, torch.split(torch.cat(batches), tiles_of), strict=True):
                 # A copy, since a cache frees each picture by itself: a view would keep the whole batch.
                 results[index] = tokens.flatten(0, 1).clone()
         return [result for result in results if result is not None]
 
-    def _encode(self, tiles: torch.Tensor) -> torch.Tensor:
-        """uint8 (tiles, height, width, 3) → (tiles, tokens, output_size)."""
+    def num_batches(self, shape: Sequence[int]) -> int:
+        """See `SlicedEncoder.num_batches`."""
+        return -(-shape[0] // MAX_TILES)
+
+    def batches(self, picture: torch.Tensor) -> list[torch.Tensor]:
+        """See `SlicedEncoder.batches`: some tiles each."""
+        return list(torch.split(picture, MAX_TILES))
+
+    def begin(self, batch: torch.Tensor) -> EncoderState:
+        """See `SlicedEncoder.begin`: uint8 (tiles, height, width, 3). Raises ValueError for sides that do not fit."""
         patch, scale = self.config.patch_size, self.config.scale_factor
-        num_tiles, rows, columns = tiles.shape[0], tiles.shape[1] // patch, tiles.shape[2] // patch
+        num_tiles, rows, columns = batch.shape[0], batch.shape[1] // patch, batch.shape[2] // patch
         if not rows or not columns or rows % scale or columns % scale:
             raise ValueError(
-                f"tile of {tiles.shape[1]}×{tiles.shape[2]} pixels, expected sides in {patch * scale} pixels"
+                f"tile of {batch.shape[1]}×{batch.shape[2]} pixels, expected sides in {patch * scale} pixels"
             )
-        tiles = tiles[:, : rows * patch, : columns * patch]  # as a convolution does: what fills no patch is not seen
+        tiles = batch[:, : rows * patch, : columns * patch]  # as a convolution does: what fills no patch is not seen
         pixels = self.normalisation(tiles).to(self.dtype).view(num_tiles, rows, patch, columns, patch, 3)
         x = self.patch_embedding(
             pixels.transpose(2, 3).reshape(num_tiles, rows * columns, -1)
         )  # (tiles, patches, hidden)
-        x = x + self._position_rows(rows, columns)
-        for layer in self.layers:
+        return EncoderState(x + self._position_rows(rows, columns), (rows, columns))
+
+    def run(self, state: EncoderState, num_layers: int) -> bool:
+        """See `SlicedEncoder.run`."""
+        for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            x = layer(x)
-        x = self.norm(x)
+            state.x = layer(state.x)
+            state.next_layer += 1
+        return state.next_layer == self.num_layers
+
+    def finish(self, state: EncoderState) -> torch.Tensor:
+        """See `SlicedEncoder.finish`: (tiles, tokens, output_size)."""
+        scale, (rows, columns) = self.config.scale_factor, state.grid
+        x = self.norm(state.x)
         # Pixel shuffle: scale × scale neighbours side by side become one token.
-        blocks = x.view(num_tiles, rows // scale, scale, columns // scale, scale, -1).transpose(2, 3)
-        return self.projection(blocks.reshape(num_tiles, rows * columns // scale**2, -1))
+        blocks = x.view(len(x), rows // scale, scale, columns // scale, scale, -1).transpose(2, 3)
+        return self.projection(blocks.reshape(len(x), rows * columns // scale**2, -1))
 
     def _position_rows(self, rows: int, columns: int) -> torch.Tensor:
         """Position embeddings (rows * columns, hidden) of a grid of patches."""

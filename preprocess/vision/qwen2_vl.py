@@ -28,6 +28,7 @@ from preprocess.blocks.norm import LayerNorm, RMSNorm
 from preprocess.blocks.rope import rotate_
 from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
+from preprocess.vision.slices import EncoderState, Windows, encode_batch
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -37,9 +38,6 @@ _SLICE: Final = 8192
 
 _EPS: Final = 1e-6
 _MOST_GRIDS: Final = 256
-
-Windows = list[tuple[int, int]]
-"""Of a picture's patches in order: so many windows, of so many patches each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,32 +198,54 @@ class Qwen2VLEncoder:
         self.layers = [
             EncoderLayer(checkpoint, f"{model}.blocks.{index}", config) for index in range(config.num_layers)
         ]
+        self.num_layers = config.num_layers
         self.merger = Merger(checkpoint, f"{model}.merger", config)
         self._known_windows: OrderedDict[tuple[int, int], tuple[torch.Tensor, Windows]] = OrderedDict()
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each item → (vision tokens, output_size). Items of one size go through together."""
-        return encode_by_shape(pictures, self._encode, MAX_PATCHES * self.config.patch_size**2)
+        return encode_by_shape(
+            pictures, lambda batch: encode_batch(self, batch), MAX_PATCHES * self.config.patch_size**2
+        )
 
-    def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
-        """uint8 (items, frames, height, width, 3) → (items, tokens, output_size)."""
+    def num_batches(self, shape: Sequence[int]) -> int:
+        """See `SlicedEncoder.num_batches`: attention sees the whole item."""
+        return 1
+
+    def batches(self, picture: torch.Tensor) -> list[torch.Tensor]:
+        """See `SlicedEncoder.batches`."""
+        return [picture[None]]
+
+    def begin(self, batch: torch.Tensor) -> EncoderState:
+        """See `SlicedEncoder.begin`: uint8 (items, frames, height, width, 3)."""
         config = self.config
-        height, width = pictures.shape[2:4]
-        x = self.embed(pictures)  # (items, patches, hidden)
+        height, width = batch.shape[2:4]
+        x = self.embed(batch)  # (items, patches, hidden)
         rows, columns = height // config.patch_size, width // config.patch_size
         at = places(rows, columns, config.merge, x.device)
-        whole: Windows = [(1, rows * columns)]
-        windows = whole
+        windows: Windows = []
         order = None
         if config.window:
             order, windows = self._windows(rows // config.merge, columns // config.merge, x.device)
             x, at = _ordered(x, order, 1, config.merge**2), _ordered(at, order, 1, config.merge**2)
         rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
-        for index, layer in enumerate(self.layers):
+        return EncoderState(x, (rows, columns), rotation, order, windows)
+
+    def run(self, state: EncoderState, num_layers: int) -> bool:
+        """See `SlicedEncoder.run`."""
+        assert state.rotation is not None
+        whole: Windows = [(1, state.x.shape[1])]
+        for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            x = layer(x, rotation, windows if index not in config.full_layers else whole)
-        tokens = self.merger(x)
-        return tokens if order is None else tokens.index_select(1, order.argsort())
+            has_windows = state.windows and state.next_layer not in self.config.full_layers
+            state.x = layer(state.x, state.rotation, state.windows if has_windows else whole)
+            state.next_layer += 1
+        return state.next_layer == self.num_layers
+
+    def finish(self, state: EncoderState) -> torch.Tensor:
+        """See `SlicedEncoder.finish`: (items, tokens, output_size)."""
+        tokens = self.merger(state.x)
+        return tokens if state.order is None else tokens.index_select(1, state.order.argsort())
 
     def _windows(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Windows]:
         """`window_order` of a grid of tokens, on the device: kept, since the same grids come again and again."""

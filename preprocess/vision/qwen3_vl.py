@@ -23,6 +23,7 @@ from preprocess.blocks.norm import LayerNorm
 from preprocess.blocks.rope import rotate_
 from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
+from preprocess.vision.slices import EncoderState, encode_batch
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -165,6 +166,7 @@ class Qwen3VLEncoder:
         self.layers = [
             EncoderLayer(checkpoint, f"{model}.blocks.{index}", config) for index in range(config.num_layers)
         ]
+        self.num_layers = config.num_layers
         self.merger = Merger(checkpoint, f"{model}.merger", config, is_tap=False)
         self.taps = {
             layer: Merger(checkpoint, f"{model}.deepstack_merger_list.{index}", config, is_tap=True)
@@ -173,24 +175,44 @@ class Qwen3VLEncoder:
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each item → (vision tokens, output_size * (1 + taps)). Items of one size go through together."""
-        return encode_by_shape(pictures, self._encode, MAX_PATCHES * self.config.patch_size**2)
+        return encode_by_shape(
+            pictures, lambda batch: encode_batch(self, batch), MAX_PATCHES * self.config.patch_size**2
+        )
 
-    def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
-        """uint8 (items, frames, height, width, 3) → (items, tokens, output_size * (1 + taps))."""
+    def num_batches(self, shape: Sequence[int]) -> int:
+        """See `SlicedEncoder.num_batches`: attention sees the whole item."""
+        return 1
+
+    def batches(self, picture: torch.Tensor) -> list[torch.Tensor]:
+        """See `SlicedEncoder.batches`."""
+        return [picture[None]]
+
+    def begin(self, batch: torch.Tensor) -> EncoderState:
+        """See `SlicedEncoder.begin`: uint8 (items, frames, height, width, 3)."""
         config = self.config
-        height, width = pictures.shape[2:4]
-        x = self.embed(pictures)  # (items, patches, hidden)
+        height, width = batch.shape[2:4]
+        x = self.embed(batch)  # (items, patches, hidden)
         rows, columns = height // config.patch_size, width // config.patch_size
         at = places(rows, columns, config.merge, x.device)
         x = x + self._position_rows(at, rows, columns)
         rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
-        taps = []
-        for index, layer in enumerate(self.layers):
+        return EncoderState(x, (rows, columns), rotation)
+
+    def run(self, state: EncoderState, num_layers: int) -> bool:
+        """See `SlicedEncoder.run`."""
+        assert state.rotation is not None
+        for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            x = layer(x, rotation)
-            if index in self.taps:
-                taps.append(self.taps[index](x))
-        return torch.cat((self.merger(x), *taps), dim=-1)
+            state.x = layer(state.x, state.rotation)
+            tap = self.taps.get(state.next_layer)
+            if tap is not None:
+                state.taps.append(tap(state.x))
+            state.next_layer += 1
+        return state.next_layer == self.num_layers
+
+    def finish(self, state: EncoderState) -> torch.Tensor:
+        """See `SlicedEncoder.finish`: (items, tokens, output_size * (1 + taps))."""
+        return torch.cat((self.merger(state.x), *state.taps), dim=-1)
 
     def _position_rows(self, at: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """Position embeddings (patches, hidden) of patches at `at` (2, patches), as `stretch` says."""

@@ -63,15 +63,23 @@ class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
     max_context: int = 0
 
 
-GAUGES: Final = ("num_running", "num_waiting", "kv_slots_used", "kv_slots_total", "vision_cache_bytes")
+GAUGES: Final = (
+    "num_running",
+    "num_waiting",
+    "kv_slots_used",
+    "kv_slots_total",
+    "vision_cache_bytes",
+    "encoding_bytes",
+)
 """Fields of `EngineStats` that tell how it is now; all others count from the engine's start on."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Gauges and running totals since the engine started, sent up to four times a second while anything changes.
 
-    `prefix_*` count prompt tokens; `vision_*` count pictures; `drafted_*` and `accepted_*` count guessed tokens by who
-    guessed them.
+    `prefix_*` count prompt tokens; `vision_*` count pictures. `encoding_bytes` is what the picture under way keeps
+    between steps; `encoder_slices` and `steps_over_target` count what ran beside decoding. `drafted_*` and `accepted_*`
+    count guessed tokens by who guessed them.
     """
 
     num_running: int
@@ -87,6 +95,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     vision_queries: int
     vision_hits: int
     vision_cache_bytes: int
+    encoding_bytes: int = 0
+    encoder_slices: int = 0
+    steps_over_target: int = 0
     drafted_ngram: int = 0
     drafted_echo: int = 0
     drafted_grammar: int = 0

@@ -41,6 +41,26 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
             high=1_048_576,
         ),
     ] = 0
+    itl_target_ms: Annotated[
+        float,
+        Option(
+            "Target for the time between tokens of running streams: a step takes no more of new pictures and prompts "
+            "than fits; 0: 1.3 times a step without any.",
+            unit="ms",
+            low=0,
+            high=600_000,
+        ),
+    ] = 0
+    ttft_target_ms: Annotated[
+        float,
+        Option(
+            "How long a request may wait for its first token before --itl-target-ms gives way; 0: at once, so that "
+            "new pictures and prompts come first and streams wait for them.",
+            unit="ms",
+            low=0,
+            high=600_000,
+        ),
+    ] = 300
     kv_tokens: Annotated[
         int, Option("Size of the KV cache; 0: chosen from memory.", unit="tokens", low=0, high=1_073_741_824)
     ] = 0

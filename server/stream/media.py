@@ -61,7 +61,11 @@ def parse(message: bytes) -> Media:
             f"its first two bytes announce a header of {length} bytes, and {len(message) - 2} follow; expected at most "
             f"{MAX_HEADER_BYTES}, or a bare JPEG or PNG picture"
         )
-    header = decode(_header_decoder, message[2 : 2 + length])
+    try:
+        header = decode(_header_decoder, message[2 : 2 + length])
+    except ClientError as error:
+        error.message = error.message.replace("The body", "The header", 1)
+        raise
     kind = _KINDS.get(header.k)
     if kind is None:
         raise ClientError(f"`k` is {header.k[:40]!r}; expected frame, image or video.", code="invalid_value", param="k")
@@ -72,6 +76,10 @@ def parse(message: bytes) -> Media:
             f"`mime` is {header.mime[:80]!r}; expected {'… or '.join(_MIME_OF[header.k])}… for a {header.k}.",
             code="unsupported_media_type",
             param="mime",
+        )
+    if header.last and kind != "video":
+        raise ClientError(
+            f"`last` is of a clip that comes in parts, and this is a {header.k}.", code="invalid_value", param="last"
         )
     payload = message[2 + length :]
     if not payload:

@@ -19,6 +19,7 @@ from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.replay import Replay
 from engine.speculation.speculator import Mode, Speculator
+from engine.step_costs import Costs
 from preprocess.wire import (
     Admitted,
     EngineRequest,
@@ -176,6 +177,9 @@ class Driver:
         prefix_cache: bool = True,
         optimistic: bool = False,
         speculation: Mode = "none",
+        costs: Costs | None = None,
+        itl_target_ms: float = 0.0,
+        ttft_target_ms: float = 300.0,
     ) -> None:
         self.runner = runner or FakeRunner()
         self.runner.budget = max_batched_tokens
@@ -190,9 +194,11 @@ class Driver:
             vision_cache_bytes=vision_cache_tokens * FakeRunner.embedding_bytes,
             prefix_cache=prefix_cache,
             speculation=speculation,
+            itl_target_ms=itl_target_ms,
+            ttft_target_ms=ttft_target_ms,
             check=True,
         )
-        self.engine = Engine(config, self.runner, lambda: self.now_s)
+        self.engine = Engine(config, self.runner, lambda: self.now_s, costs)
         if optimistic:
             self.engine.scheduler.growth = Optimist()
         self.told: dict[str, Told] = {}

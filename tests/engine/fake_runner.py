@@ -49,14 +49,16 @@ def draw(history: int, params: SamplingParams, output_index: int, banned: Sequen
 class FakeRunner:
     """A `Runner` that hashes, and refuses batches that no runner should get.
 
-    `steps` holds (table row, start, tokens) of every row of every step, `encoded` the pictures of every encoder call.
-    `before_step` is called first in each step: it may raise, or call the engine.
+    `steps` holds (table row, start, tokens) of every row of every step, `encoded` the pictures of every encoder call,
+    `sliced` the slices of every other. `before_step` is called first in each step: it may raise, or call the engine.
+    `slices_of_picture`: in how many slices pictures can be encoded.
     """
 
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
     max_drafts = 15
     drafter: Drafter | None = None
+    picture_side = 1
 
     def __init__(
         self, *, num_slots: int = 513, max_rows: int = 8, max_positions: int = MAX_POSITIONS, budget: int = 10**9
@@ -69,6 +71,8 @@ class FakeRunner:
         self.kv = [-1] * num_slots
         self.steps: list[list[tuple[int, int, int]]] = []
         self.encoded: list[int] = []
+        self.sliced: list[int] = []
+        self.slices_of_picture = 1
         self.complaints: list[AssertionError] = []
         self.before_step: Callable[[], None] = lambda: None
         self.before_encode: Callable[[], None] = lambda: None
@@ -78,6 +82,14 @@ class FakeRunner:
         self.encoded.append(len(pixels))
         self.before_encode()
         return [embed(picture) for picture in pixels]
+
+    def num_slices(self, shape: Sequence[int]) -> int:
+        """As told."""
+        return self.slices_of_picture
+
+    def begin(self, pixels: torch.Tensor) -> FakeEncoding:
+        """One picture, slice by slice."""
+        return FakeEncoding(self, pixels)
 
     def report_to(self, progress: Callable[[], None]) -> None:
         """Nothing takes long."""
@@ -135,6 +147,29 @@ class FakeRunner:
                 asked = wanted[offset - len(contents)]
                 sampled.append(SampledToken(draw(history, asked.params, asked.output_index, asked.banned_ids)))
         return sampled
+
+
+class FakeEncoding:
+    """See `engine.batch.PictureEncoding`."""
+
+    num_bytes = 100
+
+    def __init__(self, runner: FakeRunner, pixels: torch.Tensor) -> None:
+        self._runner = runner
+        self._embeddings = embed(pixels)
+        self._left = runner.slices_of_picture
+
+    def run(self, num_slices: int) -> None:
+        """Counts."""
+        self._runner.sliced.append(num_slices)
+        self._runner.before_encode()
+        assert 0 < num_slices <= self._left, "slices that are not there"
+        self._left -= num_slices
+
+    def result(self) -> torch.Tensor:
+        """See `embed`."""
+        assert not self._left, "slices were left out"
+        return self._embeddings
 
 
 class LateRunner(FakeRunner):

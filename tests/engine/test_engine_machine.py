@@ -1,5 +1,6 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none, by scripts and by models that keep entries of their own.
+with good drafts, bad ones and none, by scripts and by models that keep entries of their own, by tokens alone or by time
+with pictures in slices.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -19,6 +20,7 @@ from engine import scheduler
 from engine.speculation import model_drafting
 from engine.speculation.drafting import Kind
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
+from tests.engine.cost_table import Table
 from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 
@@ -60,6 +62,9 @@ class EngineMachine(RuleBasedStateMachine):
         make=st.sampled_from([FakeRunner, LateRunner]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        costs=st.sampled_from([None, (0.1, 1.0), (1.0, 4.0), (20.0, 20.0)]),
+        slices=st.sampled_from([1, 2, 5]),
+        ttft_target_ms=st.sampled_from([1.0, 100.0]),
         kind=st.sampled_from([Kind.REPLAY, Kind.DRAFT_MODEL, Kind.HEAD]),
         most_late=st.sampled_from([1, 5, 1000]),
         share=st.sampled_from([0.3, 1.0]),
@@ -77,6 +82,9 @@ class EngineMachine(RuleBasedStateMachine):
         make: type[FakeRunner],
         drafts: int,
         accuracy: float,
+        costs: tuple[float, float] | None,
+        slices: int,
+        ttft_target_ms: float,
         kind: Kind,
         most_late: int,
         share: float,
@@ -85,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.three_axes = three_axes
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
         self.runner = make(num_slots=num_slots, max_rows=rows)
+        self.runner.slices_of_picture = slices
         self.driver = Driver(
             self.runner,
             max_batched_tokens=budget,
@@ -93,6 +102,8 @@ class EngineMachine(RuleBasedStateMachine):
             vision_cache_tokens=vision_tokens,
             prefix_cache=shares_prefixes,
             optimistic=optimistic,
+            costs=costs and Table(token_s=costs[0] / 1e3, slice_s=costs[1] / 1e3),
+            ttft_target_ms=ttft_target_ms,
         )
         self.patch.setattr(model_drafting, "MOST_LATE", most_late)
         self.answers: dict[str, list[int]] = {}

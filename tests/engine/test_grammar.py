@@ -245,7 +245,7 @@ def test_a_slow_compiler_holds_nobody_else_up(
     busy = engine_of()
     go_on = threading.Event()
     original = busy.grammars._compile
-    monkeypatch.setattr(busy.grammars, "_compile", lambda text: go_on.wait(20) and original(text))
+    monkeypatch.setattr(busy.grammars, "_compile", lambda text: go_on.wait(90) and original(text))
     shaped, free = (next(w for w in mixed() if w.request_id == name) for name in ("0-0", "3-4"))
     busy.submit(shaped, load)
     busy.submit(free, load)
@@ -269,7 +269,7 @@ def test_a_request_can_leave_while_its_grammar_compiles(
     busy = engine_of()
     go_on = threading.Event()
     original = busy.grammars._compile
-    monkeypatch.setattr(busy.grammars, "_compile", lambda text: go_on.wait(20) and original(text))
+    monkeypatch.setattr(busy.grammars, "_compile", lambda text: go_on.wait(90) and original(text))
     busy.submit(request("r", JSON), load)
     busy.step()
     busy.abort("r")

@@ -164,9 +164,9 @@ def test_a_run_of_invalid_bytes_streams_in_linear_time(detokenizer: Detokenizer,
     said = run(detokenizer, [lone] * 100)
     assert said.text == "\ufffd" * 100
     assert len(said.deltas) == 100
-    started = time.perf_counter()
+    started = time.thread_time()
     run(detokenizer, [lone] * 20_000)
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def run(*arguments, **environment):
         [sys.executable, "-m", "server.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         env={**clean, **environment},
         check=False,
     )
@@ -100,13 +100,13 @@ def test_help_imports_neither_torch_nor_fastapi():
         "heavy = {'torch', 'fastapi', 'numpy', 'PIL', 'huggingface_hub', 'zmq', 'uvicorn'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_application_imports_no_torch():
     code = "import sys, server.app; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=150, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_caption_reads_standard_input_and_names_that_are_no_text(tiny_model, tmp
     options = ["--model", str(tiny_model), "--max-tokens", "2", "--json"]
     command = [sys.executable, "-m", "server.cli", "caption", *options, "-", str(picture)]
     with picture.open("rb") as stdin:
-        done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=150, check=False)
     first, second = map(msgspec.json.decode, done.stdout.splitlines())
     assert first["text"] == second["text"]
     assert second["file"].endswith("\N{REPLACEMENT CHARACTER}.png")
@@ -202,7 +202,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(tiny_model, tmp_path):
     PIL.Image.new("RGB", (32, 24)).save(tmp_path / "a.png")
     command = [sys.executable, "-m", "server.cli", "caption", "--model", str(tiny_model), str(tmp_path / "a.png")]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=150, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 
 

@@ -26,6 +26,9 @@ STATS = EngineStats(
     vision_queries=8,
     vision_hits=6,
     vision_cache_bytes=4096,
+    encoding_bytes=2048,
+    encoder_slices=30,
+    steps_over_target=2,
     drafted_echo=70,
     accepted_echo=65,
     accepted_grammar=9,
@@ -159,6 +162,9 @@ def test_the_engines_report_is_shown_under_vllms_names(client, service):
     assert seen["vllm:spec_decode_num_accepted_tokens_total", "draft-model"] == 7
     assert seen["vllm:spec_decode_num_accepted_tokens_total", "head"] == 3
     assert seen["beholder_engine_steps_total",] == 10
+    assert seen["beholder_engine_steps_over_target_total",] == 2
+    assert seen["beholder_encoder_slices_total",] == 30
+    assert seen["beholder_encoding_bytes",] == 2048
     assert seen["beholder_vision_cache_bytes",] == 4096
     assert seen["beholder_arena_used_bytes",] == 1024
     assert seen["beholder_arena_size_bytes",] == 64 << 20

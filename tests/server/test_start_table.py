@@ -24,11 +24,14 @@ FACTS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "bfloat16",
     "threads": 3,
+    "kernel": "native",
     "context": 36_000,
     "model_context": 262_144,
     "kv_tokens": 36_000,
     "kv_bytes": 4 << 30,
     "vision_cache_bytes": 256 << 20,
+    "pace_rows": 8,
+    "pace_ms": [4.0, 5.2],
 }
 
 
@@ -87,21 +90,25 @@ def test_the_table_says_what_bounds_what(tiny_model: Path) -> None:
     assert list(start.lines(FACTS)) == [
         f"model    {tiny_model.name} ({tiny_model})",
         "runs as  smolvlm in bfloat16 on cpu with 3 of its threads",
+        "kernel   native",
         "context  36,000 tokens, prompt and answer, of the model's 262,144: what the KV cache holds; --kv-tokens makes "
         "it larger",
         "KV cache 36,000 tokens, 4.0 GiB",
         "pictures up to 68 tokens each, 5 in a request; 64 frames of a clip",
+        "steps    4.0 ms for 8 streams; with new pictures and prompts 5.2 ms",
         "memory   vision cache 256 MiB, pixel arena 64 MiB",
     ]
     asked = Start.of(Settings(model=str(tiny_model), max_context=36_000)).lines(FACTS)
     assert "context  36,000 tokens, prompt and answer, of the model's 262,144: as asked for" in list(asked)
+    without = Start.of(Settings(model=str(tiny_model))).lines({**FACTS, "pace_ms": []})
+    assert "steps    take new pictures and prompts at once (--ttft-target-ms 0): streams wait for them" in list(without)
 
 
 def test_code_that_comes_with_a_folder_is_mentioned_and_not_run(tmp_path: Path) -> None:
     folder = FAMILIES["idefics3"](tmp_path)
     edited(folder, "config.json", auto_map={"AutoModel": "modeling_own.Own"})
     (folder / "modeling_own.py").write_text("raise SystemExit('the code was run')\n")
-    *_, pictures, _, note = Start.of(Settings(model=str(folder))).lines(FACTS)
+    *_, pictures, _, _, note = Start.of(Settings(model=str(folder))).lines(FACTS)
     assert pictures.endswith("no clips")
     assert note == "note     the model folder brings code of its own (auto_map), which is never run"
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from clips import animation, clip
+from clips import animation, clip, numbered
 from typer.testing import CliRunner
 
 import beholder as api
 from beholder import Beholder, ClientError, Clip
-from server import cli
+from server import cli, watch
 from server.live_source import LiveFrame, LiveSource
 from server.subtitles import srt
-from server.watch import Sighting, Watch
+from server.watch import Sighting, Tally, Watch
 
 GREEDY = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 CLIP = clip("mp4", 100)  # 4 s
@@ -79,41 +79,83 @@ def test_timed_captions_are_those_of_each_part_alone(beholder: Beholder, file: P
 # ---- watching -------------------------------------------------------------------------------------------------------
 
 
-def watched(beholder: Beholder, file: Path, **options: object) -> tuple[list[Sighting], list[LiveFrame], object]:
+class Scene:
+    """A source whose frames come every tenth of a second of a time of its own, which passes when somebody sleeps and
+    while frames are described. It stands for the module `time` too.
+    """
+
+    def __init__(self, numbers: list[int], describing_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.describing_s = describing_s
+        self._frames = [LiveFrame(numbered(number), i / 10, i / 10, i) for i, number in enumerate(numbers)]
+        self._next = 0
+
+    def newest(self) -> LiveFrame | None:
+        if self._next == len(self._frames):
+            return None
+        self.now_s = max(self.now_s, self._frames[self._next].captured_s)
+        newest = max(frame.number for frame in self._frames if frame.captured_s <= self.now_s + 1e-9)
+        self._next = newest + 1
+        return self._frames[newest]
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def watched(
+    beholder: Beholder, scene: Scene, monkeypatch: pytest.MonkeyPatch, **options: object
+) -> tuple[list[Sighting], list[LiveFrame], Tally]:
     sightings: list[Sighting] = []
     frames: list[LiveFrame] = []
     how = Watch("Describe the picture.", sampling=GREEDY, **options)  # type: ignore[arg-type]
-    with LiveSource(str(file), beholder.settings.preprocess_config().limits) as source:
-        tally = how.run(beholder, source, lambda frame, _: frames.append(frame), sightings.append)
+    monkeypatch.setattr(watch, "time", scene)
+
+    def on_piece(frame: LiveFrame, piece: str) -> None:
+        if not frames or frames[-1] is not frame:
+            frames.append(frame)
+            scene.now_s += scene.describing_s
+
+    tally = how.run(beholder, scene, on_piece, sightings.append)  # type: ignore[arg-type]
     return sightings, frames, tally
 
 
-def test_every_sighting_is_of_its_frame(beholder: Beholder, tmp_path: Path) -> None:
+def test_every_sighting_is_of_its_frame(beholder: Beholder, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(list(range(1, 11)), describing_s=0.25)
+    sightings, frames, tally = watched(beholder, scene, monkeypatch, min_change=0)
+    assert [frame.number for frame in frames] == [0, 2, 5, 7, 9]
+    assert [sighting.dropped for sighting in sightings] == [0, 1, 2, 1, 1]
+    for sighting, frame in zip(sightings, frames, strict=True):
+        alone = beholder.caption(frame.image, "Describe the picture.", **GREEDY)
+        assert sighting.text == alone.text.strip()
+        assert sighting.at_s == frame.at_s
+        assert 0 <= sighting.frame_age_ms <= 100.1, "the newest one"
+        assert sighting.total_ms == pytest.approx(250)
+    assert (tally.described, tally.dropped, tally.unchanged) == (5, 5, 0)
+
+
+def test_a_still_scene_is_described_once(beholder: Beholder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sightings, _, tally = watched(beholder, Scene([5] * 10), monkeypatch)
+    assert len(sightings) == 1
+    assert (tally.described, tally.unchanged, tally.dropped) == (1, 9, 0)
+
+
+def test_it_stops_when_told(beholder: Beholder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sightings, _, _ = watched(beholder, Scene(list(range(40))), monkeypatch, min_change=0, max_captions=2, every_s=0.2)
+    assert [sighting.at_s for sighting in sightings] == [0, 0.2]
+
+
+def test_a_file_is_watched_to_its_end(beholder: Beholder, tmp_path: Path) -> None:
     file = tmp_path / "short.mp4"
     file.write_bytes(clip("mp4", 25))
-    sightings, frames, tally = watched(beholder, file, min_change=0)
-    by_time = {round(frame.at_s, 3): frame.image for frame in frames}
-    assert tally.described == len(sightings) >= 2  # type: ignore[attr-defined]
-    for sighting in sightings:
-        alone = beholder.caption(by_time[sighting.at_s], "Describe the picture.", **GREEDY)
-        assert sighting.text == alone.text.strip()
-        assert sighting.frame_age_ms > 0
-        assert sighting.total_ms > 0
-    assert tally.described + tally.dropped == 10  # type: ignore[attr-defined]
-
-
-def test_a_still_scene_is_described_once(beholder: Beholder, tmp_path: Path) -> None:
-    file = tmp_path / "still.mp4"
-    file.write_bytes(clip("mp4", 25, numbers=[5] * 25))
-    sightings, _, tally = watched(beholder, file)
-    assert len(sightings) == 1
-    assert tally.unchanged >= 2  # type: ignore[attr-defined]
-
-
-def test_it_stops_when_told(beholder: Beholder, file: Path) -> None:
-    sightings, _, _ = watched(beholder, file, min_change=0, max_captions=2, every_s=0.2)
-    assert len(sightings) == 2
-    assert sightings[1].at_s >= 0.1
+    seen: list[int] = []
+    how = Watch("Describe the picture.", min_change=0, sampling=GREEDY)  # type: ignore[arg-type]
+    with LiveSource(str(file), beholder.settings.preprocess_config().limits) as source:
+        tally = how.run(beholder, source, lambda frame, _: seen.append(frame.number), lambda _: None)
+    assert seen[-1] == 9
+    assert tally.described + tally.dropped == 10
 
 
 # ---- command line ---------------------------------------------------------------------------------------------------

@@ -31,28 +31,29 @@ _GRAB = """async ({count, pause}) => {
   await video.play();
   const canvas = document.createElement("canvas");
   canvas.width = video.videoWidth, canvas.height = video.videoHeight;
-  const shots = [];
+  const shots = [], times = [];
   for (let i = 0; i < count; i++) {
     await new Promise((resolve) => setTimeout(resolve, pause));
     canvas.getContext("2d").drawImage(video, 0, 0);
+    times.push(performance.now());
     shots.push(canvas.toDataURL("image/png"));
   }
   stream.getTracks().forEach((track) => track.stop());
-  return shots;
+  return [shots, times];
 }"""
 
 
-def grab(page: Any, count: int, pause_ms: int) -> list[Image.Image]:
-    """Pictures of the camera as a page gets them."""
-    shots = page.evaluate(_GRAB, {"count": count, "pause": pause_ms})
-    return [Image.open(io.BytesIO(base64.b64decode(shot.partition(",")[2]))) for shot in shots]
+def grab(page: Any, count: int, pause_ms: int) -> tuple[list[Image.Image], list[float]]:
+    """Pictures of the camera as a page gets them, and when it did, in ms."""
+    shots, times = page.evaluate(_GRAB, {"count": count, "pause": pause_ms})
+    return [Image.open(io.BytesIO(base64.b64decode(shot.partition(",")[2]))) for shot in shots], times
 
 
 def test_a_camera_shows_the_picture_in_its_colours(served_ui: Served, tmp_path: Path) -> None:
     camera = camera_file(tmp_path / "shapes.y4m", [PICTURES / "shapes.png"])
     with chromium(camera) as browser:
         visit = Visit(browser, served_ui.url)
-        seen = grab(visit.open("/health"), 1, 300)[0].convert("RGB")
+        seen = grab(visit.open("/health"), 1, 300)[0][0].convert("RGB")
         visit.close()
     made = Image.open(PICTURES / "shapes.png").convert("RGB")
     made.thumbnail(seen.size)
@@ -65,10 +66,15 @@ def test_a_camera_shows_the_picture_in_its_colours(served_ui: Served, tmp_path: 
 def test_a_ramp_tells_when_a_picture_was_taken(served_ui: Served, tmp_path: Path) -> None:
     with chromium(luminance_ramp(tmp_path / "ramp.y4m", fps=20)) as browser:
         visit = Visit(browser, served_ui.url)
-        numbers = [ramp_number(shot) for shot in grab(visit.open("/health"), 8, 200)]
+        shots, times = grab(visit.open("/health"), 16, 200)
         visit.close()
+    numbers = [ramp_number(shot) for shot in shots]
+    frames = [(after - before) / 50 for before, after in itertools.pairwise(times)]
     steps = [(after - before) % 64 for before, after in itertools.pairwise(numbers)]
-    assert all(2 <= step <= 14 for step in steps), (numbers, "about four frames of 50 ms in 200 ms")
+    quick = [(step, most) for step, most in zip(steps, frames, strict=True) if most < 50]
+    assert quick, "no two pictures within the camera's round of 3.2 s"
+    assert all(step <= most + 3 for step, most in quick), (steps, frames, "no camera is faster than its frames")
+    assert any(step > 0 for step, _ in quick)
 
 
 def test_what_leaves_the_machine_is_known_by_its_address() -> None:
@@ -86,7 +92,8 @@ def test_a_visit_ends_badly_when_the_page_asks_elsewhere_or_complains(browser: A
         visit = Visit(browser, served_ui.url)
         page = visit.open("/health")
         page.evaluate(script)
-        page.wait_for_timeout(200)
+        while not (visit.strangers or visit.errors):  # the test has its time
+            page.wait_for_timeout(20)
         with pytest.raises(AssertionError, match=complaint):
             visit.close()
 

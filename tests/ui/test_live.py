@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PATIENCE_MS, PHONE, PICTURES, Visit, camera_file, chromium
-from serving import Served
+from browser import PHONE, PICTURES, Visit, camera_file, chromium
+from serving import PATIENCE_S, Served
 
 WORDS = ".live-beside"
 CARD = ".strip-card"
@@ -39,13 +39,12 @@ def start(visit: Visit) -> Any:
     return visit.page
 
 
-def said(page: Any, pattern: str | re.Pattern[str], timeout_ms: float = PATIENCE_MS) -> str:
+def said(page: Any, pattern: str | re.Pattern[str]) -> str:
     """Waits until the words on the page match."""
     source = pattern if isinstance(pattern, str) else pattern.pattern
     page.wait_for_function(
         "([place, source]) => new RegExp(source).test(document.querySelector(place).textContent)",
         arg=[WORDS, source],
-        timeout=timeout_ms,
     )
     return str(page.locator(WORDS).inner_text())
 
@@ -58,8 +57,8 @@ def mode(page: Any, name: str) -> None:
     page.locator(".live-prompt .segments label", has_text=name).click()
 
 
-def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_MS / 1000) -> None:
-    deadline = time.monotonic() + timeout_s
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
@@ -71,6 +70,7 @@ def test_a_camera_is_described_in_words_that_are_right_for_each_scene(visit: Cal
     said(page, "tractor|cow")
     until(lambda: any("penguin" in each for each in history(page)) and any("cow" in each for each in history(page)))
     assert page.locator(".live-mark").inner_text() == "Camera on"
+    until(lambda: page.locator("[data-figure=received]").inner_text().isdigit())  # statistics come once a second
     figures = {cell.get_attribute("data-figure"): cell.inner_text() for cell in page.locator(".live-figures dd").all()}
     assert figures["vision"] == "64"
     assert re.fullmatch(r"\d+ ms|\d\.\d s", figures["age"])
@@ -81,12 +81,30 @@ def test_a_camera_is_described_in_words_that_are_right_for_each_scene(visit: Cal
 
 
 @pytest.mark.parametrize("place", [WORDS, ".live-over"])
-def test_nothing_moves_while_words_come(place: str, visit: Callable[..., Visit]):
+def test_nothing_moves_while_words_come(place: str, browser: Any, served_ui: Served):
     """Words that are there stay where they are when more come, and so does what stands below them."""
-    page = visit().page
-    page.locator(".prompt-preset").select_option("describe")
-    page.get_by_role("button", name="Start the camera").click()
-    said(page, r"\w")
+    visit = Visit(browser, served_ui.url)
+    words = "Three penguins stand on the ice, and behind them a tractor pulls a cow over the meadow. " * 2
+    pieces = iter(words.split(" ")[:-1])
+    begun: list[Callable[..., None]] = []
+    visit.page.route_web_socket("**/v1/stream", lambda socket: begin_on_a_frame(socket, begun.append))
+    visit.open("/ui").locator(".prompt-preset").select_option("describe")  # long ones have more room
+    page = start(visit)
+    until(lambda: page.evaluate("true") and bool(begun))  # what a page is asked lets playwright hear its sockets too
+    (tell,) = begun
+    shown = ""
+
+    def say_more() -> None:
+        nonlocal shown
+        piece = next(pieces) + " "
+        tell(type="response.output_text.delta", response_id="one", delta=piece)
+        shown += piece
+        page.wait_for_function(
+            "([place, words]) => document.querySelector(place).textContent.trim().length >= words.trim().length",
+            arg=[place, shown],
+        )
+
+    say_more()
     if place != WORDS:
         page.keyboard.press("f")
         page.wait_for_function("document.fullscreenElement && innerWidth === screen.width")
@@ -121,8 +139,11 @@ def test_nothing_moves_while_words_come(place: str, visit: Callable[..., Visit])
         }""",
         place,
     )
-    until(lambda: page.evaluate("grown") >= 12)
+    for _ in range(30):
+        say_more()
+    assert page.evaluate("grown") == 29
     assert page.evaluate("moved") == []
+    visit.close()
 
 
 def test_a_screen_reader_hears_whole_captions_and_not_too_many(visit: Callable[..., Visit]):
@@ -138,7 +159,7 @@ def test_a_screen_reader_hears_whole_captions_and_not_too_many(visit: Callable[.
     page.get_by_role("button", name="Start the camera").click()
     until(lambda: len(page.evaluate("heard")) >= 3)
     heard = page.evaluate("heard")
-    assert {text for _, text in heard} <= set(history(page))
+    until(lambda: {text for _, text in heard} <= set(history(page)))  # a card comes with its picture, a little later
     assert all(later[0] - earlier[0] > 2900 for earlier, later in pairwise(heard))
     assert all(later[1] != earlier[1] for earlier, later in pairwise(heard))
 
@@ -159,8 +180,9 @@ def test_reading_aloud_takes_voices_of_this_device_only(browser: Any, served_ui:
     page = start(visit)
     page.get_by_role("button", name="Read aloud").click()
     until(lambda: len(page.evaluate("spoken")) >= 2)
-    assert {voice for voice, _ in page.evaluate("spoken")} == {"near"}
-    assert {text for _, text in page.evaluate("spoken")} <= set(history(page))
+    spoken = page.evaluate("spoken")
+    assert {voice for voice, _ in spoken} == {"near"}
+    until(lambda: {text for _, text in spoken} <= set(history(page)))
     visit.close()
 
 
@@ -348,8 +370,8 @@ def test_any_script_and_any_length_stays_in_its_place(
     visit.close()
 
 
-def say_on_a_frame(socket: Any, text: str) -> None:
-    """A server of one answer, given to the first frame in pieces."""
+def begin_on_a_frame(socket: Any, begun: Callable[[Callable[..., None]], None]) -> None:
+    """A server of one answer, `one`, which the first frame begins; `begun` gets what tells events of it."""
     numbers = count(1)
 
     def tell(**event: Any) -> None:
@@ -360,12 +382,7 @@ def say_on_a_frame(socket: Any, text: str) -> None:
             return
         told.append(json.loads(message[2 : 2 + int.from_bytes(message[:2], "big")])["id"])
         tell(type="response.created", response_id="one", frame_ids=told)
-        for start in range(0, len(text), 7):
-            tell(type="response.output_text.delta", response_id="one", delta=text[start : start + 7])
-        usage = {"input_tokens": 84, "image_tokens": 64, "cached_tokens": 12, "output_tokens": 5}
-        timings = {"ttft_ms": 4, "tpot_ms": 5}
-        done = {"status": "completed", "text": text, "frame_age_ms": 5, "usage": usage, "timings": timings}
-        tell(type="response.done", response_id="one", **done)
+        begun(tell)
 
     told: list[int] = []
     socket.on_message(hear)
@@ -378,6 +395,20 @@ def say_on_a_frame(socket: Any, text: str) -> None:
         capabilities={"presets": []},
         session=session,
     )
+
+
+def say_on_a_frame(socket: Any, text: str) -> None:
+    """A server of one answer, given to the first frame in pieces."""
+
+    def say(tell: Callable[..., None]) -> None:
+        for start in range(0, len(text), 7):
+            tell(type="response.output_text.delta", response_id="one", delta=text[start : start + 7])
+        usage = {"input_tokens": 84, "image_tokens": 64, "cached_tokens": 12, "output_tokens": 5}
+        timings = {"ttft_ms": 4, "tpot_ms": 5}
+        done = {"status": "completed", "text": text, "frame_age_ms": 5, "usage": usage, "timings": timings}
+        tell(type="response.done", response_id="one", **done)
+
+    begin_on_a_frame(socket, say)
 
 
 def test_a_shared_screen_goes_on_while_the_page_is_hidden(visit: Callable[..., Visit]):
@@ -415,9 +446,6 @@ def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callabl
     page = start(visit())
     until(lambda: len(history(page)) >= 3)
     page.get_by_role("button", name="Stop").click()
-    cards = history(page)[::-1]
-    page.locator(CARD).last.get_by_role("button", name="Star").click()
-    page.locator(CARD).last.get_by_role("button", name="Not good").click()
 
     def saved(name: str) -> str:
         with page.expect_download() as download:
@@ -427,7 +455,14 @@ def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callabl
         assert download.value.suggested_filename.endswith("." + name.lower().removeprefix("web"))
         return path.read_bytes().decode()
 
-    lines = [json.loads(line) for line in saved("JSONL").splitlines()]
+    def saved_lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in saved("JSONL").splitlines()]
+
+    until(lambda: [line["text"] for line in saved_lines()] == history(page)[::-1])  # the last card may still be made
+    cards = history(page)[::-1]
+    page.locator(CARD).last.get_by_role("button", name="Star").click()
+    page.locator(CARD).last.get_by_role("button", name="Not good").click()
+    lines = saved_lines()
     assert [line["text"] for line in lines] == cards
     assert (lines[0]["starred"], lines[0]["rating"]) == (True, "down")
     assert all(line["vision_tokens"] == 64 and line["prompt"] for line in lines)
@@ -461,11 +496,15 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     visit.open("/ui")
     page = start(visit)
     said(page, SCENES)
-    [pid] = served_ui.pids("server")
-    os.kill(pid, signal.SIGKILL)
-    page.wait_for_selector('beholder-live[data-link="lost"]')
-    assert "goes on by itself" in page.locator(".live-link").inner_text()
+    os.kill(served_ui.process.pid, signal.SIGSTOP)  # nobody restarts what dies until the page has been looked at
+    try:
+        served_ui.kill("server")
+        page.wait_for_selector('beholder-live[data-link="lost"]')
+        assert "goes on by itself" in page.locator(".live-link").inner_text()
+    finally:
+        os.kill(served_ui.process.pid, signal.SIGCONT)
     page.wait_for_selector('beholder-live[data-link="live"]')
+    page.wait_for_selector('beholder-live[data-stale="false"]')
     count = len(history(page))
     until(lambda: len(history(page)) > count + 1)
     assert page.locator(".live-mark").is_visible()
@@ -518,7 +557,8 @@ def test_a_lost_connection_is_taken_up_where_it_broke(browser: Any, served_ui: S
     page = start(visit)
     said(page, SCENES)
     page.evaluate("sockets[0].close(4000)")
-    until(lambda: page.evaluate("sockets.length") == 2)
+    until(lambda: page.evaluate("sockets.length") >= 2)
+    until(lambda: any(event["type"] == "session.resumed" for event in heard))
     page.wait_for_selector('beholder-live[data-link="live"]')
     count = len(history(page))
     until(lambda: len(history(page)) > count)
@@ -532,17 +572,39 @@ def test_a_picture_that_stands_still_for_long_is_marked(visit: Callable[..., Vis
     page = start(visit())
     said(page, SCENES)
     stale = page.locator(".live-stale")
-    assert stale.is_hidden()
+    stale.wait_for(state="hidden")  # on a busy machine the camera itself may stand still for a while
     page.evaluate("document.querySelector('beholder-live video').pause()")
     stale.filter(has_text=re.compile(r"No new picture for \d+ s")).wait_for()
     page.evaluate("document.querySelector('beholder-live video').play()")
     stale.wait_for(state="hidden")
 
 
+def test_words_of_a_lost_connection_are_marked_as_old(browser: Any, served_ui: Served):
+    sockets: list[Any] = []
+
+    def answer(socket: Any) -> None:
+        sockets.append(socket)
+        if len(sockets) == 1:
+            say_on_a_frame(socket, "A fox.")
+        else:
+            socket.close(code=1012)
+
+    visit = Visit(browser, served_ui.url)
+    visit.page.route_web_socket("**/v1/stream", answer)
+    visit.open("/ui")
+    page = start(visit)
+    said(page, "fox")
+    sockets[0].close(code=1012)
+    page.locator(".live-stale", has_text=re.compile(r"These words are \d+ s old")).wait_for()
+    colour = "getComputedStyle(document.querySelector('.live-beside')).color"
+    page.wait_for_function(f"{colour} === getComputedStyle(document.querySelector('.live-link')).color")
+    visit.close()
+
+
 def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_server_from_ending(
     browser: Any, tiny_model: Path
 ):
-    with Served(tiny_model, api_key="open-sesame", grace_s=2) as served:
+    with Served(tiny_model, api_key="open-sesame", grace_s=1000) as served:
         visit = Visit(browser, served.url)
         visit.expect_errors("401|CONNECTION|WebSocket|ERR_|503")
         page = visit.open("/ui")
@@ -555,10 +617,8 @@ def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_se
         page.wait_for_selector('beholder-live[data-link="live"]')
         until(lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
         assert page.evaluate("localStorage.length") == 0
-        began = time.monotonic()
         served.process.terminate()
-        assert served.process.wait(20) == 0
-        assert time.monotonic() - began < 10
+        assert served.process.wait(PATIENCE_S) == 0  # far less than running answers get
         page.wait_for_selector('beholder-live[data-link="lost"]')
         page.get_by_role("alert").filter(has_text="does not answer").wait_for()
         visit.close()
@@ -577,15 +637,19 @@ def test_on_a_wall_the_controls_go_away_and_come_back(visit: Callable[..., Visit
 def test_that_words_were_copied_is_told_to_everybody(visit: Callable[..., Visit]):
     page = start(visit())
     said(page, SCENES)
-    told = page.locator(".live-said")
+    page.evaluate("""() => {
+      window.told = [];
+      const region = document.querySelector(".live-said");
+      new MutationObserver(() => told.push(region.textContent)).observe(region, { childList: true });
+    }""")
     page.get_by_role("button", name="Copy the words").click()
-    told.filter(has_text="Copied").wait_for()
+    page.wait_for_function("told.some((words) => words.includes('Copied'))")
     page.evaluate("""() => {
       Object.defineProperty(navigator, "clipboard", { value: undefined });
       document.execCommand = () => false;
     }""")
     page.keyboard.press("c")
-    told.filter(has_text="did not let it be copied").wait_for()
+    page.wait_for_function("told.some((words) => words.includes('did not let it be copied'))")
 
 
 def test_what_is_told_moves_nothing_that_stands_below(visit: Callable[..., Visit]):
@@ -597,6 +661,8 @@ def test_what_is_told_moves_nothing_that_stands_below(visit: Callable[..., Visit
         begun.page.reload()
         form = begun.page.locator(".live-prompt")
         form.wait_for()
+        form.locator(".prompt-preset option").first.wait_for(state="attached")
+        begun.page.evaluate("document.fonts.ready")
         before = form.bounding_box()
         start(begun).get_by_role("alert").filter(has_text="Allow it at the camera").wait_for()
         assert form.bounding_box() == before

@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import re
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from browser import CLIPS, PHONE, PICTURES, ROOT, Visit
 from clips import clip
 from PIL import Image
-from serving import Served
+from serving import ENDLESS, Served
 
 ANSWER = ".turn:last-child .turn-answer"
 
@@ -176,30 +173,41 @@ def test_what_the_model_sees_follows_the_detail(page: Any) -> None:
     assert requests[-1]["messages"][0]["content"][0]["image_url"]["detail"] == "high"
 
 
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Served]:
+    """Whose endless answers wait."""
+    with Served(ROOT / "samples" / "model", held=True, workers=1, speculation="none") as served:
+        yield served
+
+
 def make_it_long(route: Any) -> None:
-    """Lets the model write on beyond its end."""
-    body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1500}
+    """Lets the model write on beyond its end, as far as a held server lets it."""
+    body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": ENDLESS}
     route.continue_(post_data=json.dumps(body))
 
 
-def test_stop_keeps_what_was_said_and_frees_the_engine(page: Any, served_ui: Served) -> None:
+def test_stop_keeps_what_was_said_and_frees_the_engine(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
     page.route("**/v1/chat/completions", make_it_long)
     bring(page, PICTURES / "kitchen.jpg")
     page.wait_for_function("document.querySelector('.turn-answer')?.textContent.length > 40")
     page.get_by_role("button", name="Stop").click()
     said = answered(page, 1, "stopped")
     assert said
-    deadline = time.monotonic() + 5
-    while served_ui.metric("vllm:num_requests_running"):
-        assert time.monotonic() < deadline, "the engine still writes"
-        time.sleep(0.05)
+    own_server.wait_until_idle()
     assert page.locator(ANSWER).inner_text() == said
     page.unroute("**/v1/chat/completions")
     ask(page, "Is there a teapot?")
     assert answered(page, 2).startswith("Yes")
+    begun.close()
 
 
-def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(page: Any) -> None:
+def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
     page.route("**/v1/chat/completions", make_it_long)
     bring(page, PICTURES / "kitchen.jpg")
     page.wait_for_selector(".turn[data-state=answering]")
@@ -209,6 +217,7 @@ def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(page: 
     assert "cow" in answered(page, 1)
     assert page.locator(".turn").count() == 1
     assert page.get_by_role("button", name="Ask", exact=True).is_visible()
+    begun.close()
 
 
 def test_another_answer_is_drawn_anew(page: Any) -> None:
@@ -258,7 +267,7 @@ def test_what_cannot_be_read_goes_and_the_others_are_described(visit: Callable[.
     answered(page, 1)
     assert page.locator(".picture-thumb").count() == 2
     told = page.get_by_role("alert").filter(has_text="notes.txt: ")
-    assert "this is text, not a picture that can be read" in told.inner_text()
+    assert "notes.txt: This is text, not a picture that can be read" in told.inner_text()
     assert "empty.png: " in told.inner_text()
     assert page.locator(".turn-question").inner_text() == "Describe the pictures. with 1, 2"
     assert [part["type"] for part in requests[-1]["messages"][0]["content"]] == ["image_url", "image_url", "text"]
@@ -335,12 +344,6 @@ def test_a_phone_and_a_page_at_twice_its_size(visit: Callable[..., Visit], optio
     assert field["x"] + field["width"] <= options["viewport"]["width"]
 
 
-@pytest.fixture
-def own_server() -> Iterator[Served]:
-    with Served(ROOT / "samples" / "model", workers=1) as served:
-        yield served
-
-
 def test_a_server_that_dies_is_told_and_the_conversation_goes_on(browser: Any, own_server: Served) -> None:
     begun = Visit(browser, own_server.url)
     begun.expect_errors("Failed to load resource|ERR_|WebSocket")
@@ -351,18 +354,21 @@ def test_a_server_that_dies_is_told_and_the_conversation_goes_on(browser: Any, o
     page.route("**/v1/chat/completions", make_it_long)
     ask(page, "What is in the center of the picture?")
     page.wait_for_selector(".turn:last-child[data-state=answering]")
-    (pid,) = own_server.pids("server")
-    os.kill(pid, signal.SIGKILL)
+    page.wait_for_function("document.querySelector('.turn:last-child .turn-answer')?.textContent.length > 20")
+    own_server.kill("server")
     answered(page, 2, "failed")
     assert page.locator(".turn:last-child .turn-error").inner_text().startswith("The answer was cut off")
     page.unroute("**/v1/chat/completions")
-    own_server.wait_until_ready()
+    own_server.wait_until_back("server")
     page.get_by_role("button", name="Ask again").click()
     assert answered(page, 2) == "A teapot.", "the picture was uploaded again by itself"
     begun.close()
 
 
-def test_words_stream_without_moving_anything(page: Any) -> None:
+def test_words_stream_without_moving_anything(browser: Any, own_server: Served) -> None:
+    begun = Visit(browser, own_server.url)
+    begun.open()
+    page = open_tab(begun)
     page.route("**/v1/chat/completions", make_it_long)
     bring(page, PICTURES / "kitchen.jpg")
     page.wait_for_function("document.querySelector('.turn-answer')?.textContent.length > 40")
@@ -370,8 +376,11 @@ def test_words_stream_without_moving_anything(page: Any) -> None:
         """() => { window.moved = 0; new PerformanceObserver((list) => { for (const { value } of list.getEntries())
           window.moved += value; }).observe({ type: "layout-shift" }); }"""
     )
+    own_server.release("answers")
     page.wait_for_function("document.querySelector('.turn-answer').textContent.length > 1500")
+    own_server.hold("answers")
     assert page.evaluate("window.moved") < 0.001
+    begun.close()
 
 
 def test_pictures_are_forgotten_with_the_page(page: Any, served_ui: Served) -> None:
@@ -381,10 +390,7 @@ def test_pictures_are_forgotten_with_the_page(page: Any, served_ui: Served) -> N
     name = requests[0]["messages"][0]["content"][0]["image_url"]["url"]
     assert served_ui.client.get(f"/v1/images/{name}").status_code == 200
     page.goto("about:blank")
-    deadline = time.monotonic() + 5
-    while served_ui.client.get(f"/v1/images/{name}").status_code != 404:
-        assert time.monotonic() < deadline, "the server still has it"
-        time.sleep(0.05)
+    served_ui.wait_for(lambda: served_ui.client.get(f"/v1/images/{name}").status_code == 404)
 
 
 def test_a_page_that_comes_back_has_its_pictures(page: Any) -> None:

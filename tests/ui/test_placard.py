@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zxingcpp
-from browser import PATIENCE_MS, PHONE, PICTURES, Visit, another, camera_file, chromium
+from browser import PHONE, PICTURES, Visit, another, camera_file, chromium
 from PIL import Image
 from serving import Served
 
@@ -54,13 +52,12 @@ def label(page: Any) -> dict[str, str]:
     return {name: part.inner_text() for name, part in parts.items() if part.count() and part.is_visible()}
 
 
-def titled(page: Any, word: str, timeout_ms: float = PATIENCE_MS) -> None:
+def titled(page: Any, word: str) -> None:
     """Waits for a finished label whose title has the word."""
     page.wait_for_function(
         "(word) => document.querySelector('.label-title')?.textContent.includes(word)"
         " && !document.querySelector('.placard-code').hidden",
         arg=word,
-        timeout=timeout_ms,
     )
 
 
@@ -273,9 +270,8 @@ def test_the_wall_outlives_its_server(browser: Any, served_ui: Served) -> None:
     visit.expect_errors("Failed to load resource|ERR_")
     page = visit.open(KIOSK)
     titled(page, "Fox")
-    (pid,) = served_ui.pids("server")
-    os.kill(pid, signal.SIGKILL)
-    served_ui.wait_until_ready()
+    served_ui.kill("server")
+    served_ui.wait_until_back("server")
     titled(page, "Penguins")
     titled(page, "Fox")
     assert not page.locator(".placard-error").is_visible()

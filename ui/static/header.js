@@ -5,6 +5,7 @@ import { icon } from "./icons.js";
 import { showShortcuts } from "./shortcuts.js";
 
 const LOOK_EVERY_MS = 10_000;
+const PATIENCE_MS = 8000; // one that hangs is as good as none
 const LOOK_AGAIN_MS = 1000; // while it is gone
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
 const SAYS = { auto: "as the system", light: "light", dark: "dark" };
@@ -92,7 +93,7 @@ class Header extends HTMLElement {
 
   async #state() {
     try {
-      const response = await fetch(address("/ready"), { cache: "no-store" });
+      const response = await fetch(address("/ready"), { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
       return (await response.json()).status;
     } catch {
       return "away";

@@ -178,7 +178,7 @@ export class LiveSession extends EventTarget {
     let message = "";
     if (this.#source.tellsFrames && !document.hidden && now - this.#source.newestMs > FROZEN_MS) {
       message = `No new picture for ${Math.round((now - this.#source.newestMs) / 1000)} s`;
-    } else if (this.#mode !== "manual" && this.client.state === "live" && this.#confirmedMs > 0) {
+    } else if (this.#mode !== "manual" && this.#confirmedMs > 0) {
       const wait = STALE_MS + (this.client.settings.trigger?.interval_ms ?? 0);
       const old = now - this.#confirmedMs;
       if (old > wait) message = `These words are ${Math.round(old / 1000)} s old`;

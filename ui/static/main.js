@@ -1,7 +1,7 @@
 // Loads the parts of the page. Each file is a plain module, most of which define one element; there is no build.
 // A file that fails must not take the others with it, so each is imported by itself.
 
-const PARTS = ["tabs", "header", "live", "picture", "placard", "engine_page"];
+const PARTS = ["header", "live", "picture", "placard", "engine_page"];
 
 // A file that is dropped beside a place for files must not take the place of the page.
 const carriesFiles = (event) => !event.defaultPrevented && event.dataTransfer?.types.includes("Files");

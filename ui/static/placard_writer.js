@@ -3,6 +3,7 @@
 // is asked in words instead (preset placard_in_words).
 
 import { call, events } from "./api.js";
+import { settled } from "./graphemes.js";
 
 const FOREIGN = 0.25; // mean probability of the tokens below which the shape means nothing to the model
 const ENOUGH_TOKENS = 12; // to tell that
@@ -42,7 +43,7 @@ async function inJson(url, onLabel, signal) {
       stop.abort();
       return null;
     }
-    onLabel(labelOf(text, pieces));
+    onLabel(growing(labelOf(text, pieces)));
   }
   if (likelihood(pieces) < FOREIGN) return null;
   return labelOf(text, pieces);
@@ -52,9 +53,15 @@ async function inWords(url, onLabel, signal) {
   let text = "";
   for await (const { delta } of ask("placard_in_words", url, signal)) {
     text += delta.content ?? "";
-    onLabel(labelOfWords(text));
+    onLabel(growing(labelOfWords(text)));
   }
   return labelOfWords(text);
+}
+
+// Without half of a sign at the end of what is being written.
+function growing(label) {
+  const name = label.text ? "text" : "title";
+  return { ...label, [name]: settled(label[name]) };
 }
 
 async function* ask(preset, url, signal, options = {}) {

@@ -1,11 +1,12 @@
 // The row of tabs is Gradio's. Here each tab gets an address (`…/ui/#engine`), which can be kept, sent and gone back to,
-// and the arrow keys move along the row.
+// and the arrow keys move along the row. Loaded before Gradio draws it: a tab that is pressed while the row is still being
+// laid out would be forgotten otherwise.
 
 const TABS = '[role="tablist"] [role="tab"]';
 
 const tabs = () => [...document.querySelectorAll(TABS)];
 const nameOf = (tab) => tab.textContent.trim().toLowerCase();
-const inAddress = () => decodeURIComponent(location.hash.slice(1));
+const inAddress = () => location.hash.slice(1);
 const isSelected = (tab) => tab.ariaSelected === "true";
 
 let wanted = inAddress(); // "" is the first
@@ -16,13 +17,20 @@ function follow() {
   if (tab && !isSelected(tab)) tab.click();
 }
 
-function onClick({ target }) {
-  const tab = target.closest?.(TABS);
+// A button that was drawn anew between press and release gets no click; its row does.
+function pressed({ target, clientX, clientY }) {
+  if (!target.closest?.(".tab-wrapper")) return null;
+  return target.closest(TABS) ?? document.elementFromPoint(clientX, clientY)?.closest(TABS);
+}
+
+function onClick(event) {
+  const tab = pressed(event);
   if (!tab) return;
   const name = tab === tabs()[0] ? "" : nameOf(tab);
   if (name === wanted) return; // brought here by its address
   wanted = name;
   history.pushState(null, "", name ? `#${name}` : location.pathname + location.search);
+  setTimeout(follow); // unless Gradio has done it by then
 }
 
 function onKey(event) {
@@ -43,7 +51,6 @@ addEventListener("popstate", () => {
   follow();
 });
 
-// Gradio draws the row when it is ready, and a tab that was pressed meanwhile is not forgotten.
 const row = new MutationObserver(follow);
 const page = new MutationObserver(() => {
   const found = document.querySelector(TABS)?.closest(".tab-wrapper");

@@ -1,4 +1,4 @@
-"""With drafts, good, bad or none, a real (tiny, random, float32) model says what it says without, token for token.
+"""With drafts, good, bad or none, a real (tiny, random) model says what it says without, token for token.
 
 Over cache, chunks, retraction, pictures, grammars and every sampling field; usage apart, so do the events: logprobs,
 reasons to end, stop ids.
@@ -18,6 +18,7 @@ import torch
 from engine.batch import Row, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
 from engine.speculation.controller import Always
 from engine.speculation.replay import Replay
@@ -57,9 +58,14 @@ SHAPED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def runner(tiny_model: Path) -> Runner:
-    return load_runner(EngineConfig(str(tiny_model), dtype="float32", threads=1, kv_tokens=2500, max_running=6))
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(request: pytest.FixtureRequest, tiny_model: Path) -> Runner:
+    """In float32 by torch, and in bfloat16 by the native step, which sums alike in any batch."""
+    config = EngineConfig(str(tiny_model), dtype=request.param, threads=1, kv_tokens=2500, max_running=6)
+    loaded = load_runner(config)
+    if request.param == "bfloat16" and not isinstance(loaded, CpuRunner):
+        pytest.skip(f"no native step: {loaded.facts()['kernel']}")
+    return loaded
 
 
 def every_kind(runner: Runner) -> list[EngineRequest]:

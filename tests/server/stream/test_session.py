@@ -353,6 +353,9 @@ def test_pinned_pictures_are_in_every_prompt_until_taken_out(driven: Driven) -> 
         (b'\x00\x0e{"mime":"a/b"}x', "unsupported_media_type"),
         (b'\x00\x09{"id":-1}x', "invalid_value"),
         (b"\x00\x02{}", "image_empty"),
+        (b"\x00\x00\xff\xd8", "invalid_json"),
+        (b'\x00\x0d{"last":true}\xff\xd8', "invalid_value"),
+        (b'\x00\x19{"k":"image","last":true}\xff\xd8', "invalid_value"),
     ],
 )
 def test_a_binary_message_that_cannot_be_read_is_an_error_event(driven: Driven, message: bytes, code: str) -> None:

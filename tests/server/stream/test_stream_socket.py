@@ -494,6 +494,7 @@ def masked(first: int, payload: bytes, length: int | None = None) -> bytes:
         ([b"\x81\x02{}"], 1002),  # without a mask
         ([masked(0x81, b"\xff\xfe")], 1007),  # no UTF-8
         ([masked(0x88, b"\x03")], 1002),  # half a close code
+        ([masked(0x02, b""), masked(0x00, b"") * 5000], 1009),  # empty parts without end, which no bound on bytes sees
         ([b"\x82\xff" + (1 << 40).to_bytes(8, "big") + bytes(4)], 1009),  # announces a terabyte
     ],
 )
@@ -511,6 +512,24 @@ def test_what_is_no_websocket_closes_its_connection_and_nothing_else(
             await soon(lambda: sum(live.connection is not None for live in server.hub.sessions.values()) == 1)
             await other.say("ping", t=1)
             assert (await other.until("pong"))["t"] == 1
+
+    run(story())
+
+
+def test_pings_of_a_client_that_reads_no_answers_are_not_answered_for_ever(server: Any, run: Any) -> None:
+    async def story() -> None:
+        async with await server.connect() as other:
+            await other.next()
+            client = await server.connect()
+            await client.next()
+            client.socket.transport.pause_reading()
+            pings = masked(0x89, bytes(125)) * 1000
+            while sum(live.connection is not None for live in server.hub.sessions.values()) == 2:
+                client.socket.transport.write(pings)
+                await asyncio.sleep(0.01)
+            await other.say("ping", t=1)
+            assert (await other.until("pong"))["t"] == 1
+            client.socket.transport.abort()
 
     run(story())
 

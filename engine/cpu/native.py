@@ -1,0 +1,223 @@
+"""`step.cpp` from Python: the shared library, its structs declared a second time, and weights in its layout.
+
+Knows nothing of rows and requests: `engine.cpu.runner` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from functools import cache
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
+from preprocess.blocks.linear import Linear
+
+VERSION: Final = 1
+"""Of what step.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
+
+GROUP: Final = 128
+"""Outputs whose weights stand together."""
+
+HALF: Final = 64
+"""Widths are padded to multiples of it; of a gated MLP, a half of a group is 32 gates and what they let through."""
+
+MAX_HEAD_DIM: Final = 256
+MAX_GROUP: Final = 64
+"""Most query heads that share a key head."""
+
+_P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of step.cpp."""
+
+    _fields_ = (
+        ("weights", _P),
+        ("scales", _P),
+        ("bias", _P),
+        ("inputs", _I32),
+        ("outputs", _I32),
+        ("is_int8", _I32),
+    )
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of step.cpp."""
+
+    _fields_ = (
+        ("attention_norm", _P),
+        ("qk_norm", _P),
+        ("mlp_norm", _P),
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    )
+
+
+class Model(ctypes.Structure):
+    """`Model` of step.cpp."""
+
+    _fields_ = (
+        ("layers", _P),
+        ("norm", _P),
+        ("head", Matrix),
+        ("num_layers", _I32),
+        ("hidden", _I32),
+        ("intermediate", _I32),
+        ("num_heads", _I32),
+        ("num_kv_heads", _I32),
+        ("head_dim", _I32),
+        ("eps", ctypes.c_float),
+    )
+
+
+class Step(ctypes.Structure):
+    """`Step` of step.cpp."""
+
+    _fields_ = (
+        ("rows", _P),
+        ("embeddings", _P),
+        ("taps", _P),
+        ("rotation", _P),
+        ("rotation_rows", _P),
+        ("slot_table", _P),
+        ("kv_pool", _P),
+        ("ends", _P),
+        ("logits", _P),
+        ("workspace", _P),
+        ("num_slots", _I64),
+        ("table_width", _I64),
+        ("num_rows", _I32),
+        ("num_tokens", _I32),
+        ("num_ends", _I32),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library; None where it was not built, cannot be loaded, or was built from another version of step.cpp."""
+    found = importlib.util.find_spec("engine.cpu._step")
+    if found is None or found.origin is None:
+        return None
+    try:
+        loaded = ctypes.CDLL(found.origin)
+    except OSError:
+        return None
+    loaded.beholder_version.restype = ctypes.c_int
+    if loaded.beholder_version() != VERSION:
+        return None
+    loaded.beholder_is_supported.restype = loaded.beholder_has_amx.restype = ctypes.c_int
+    loaded.beholder_workspace.argtypes = (_P, _I32)
+    loaded.beholder_workspace.restype = _I64
+    loaded.beholder_step.argtypes = (_P, _P, _I32, _I32, _I32)
+    loaded.beholder_step.restype = None
+    return loaded
+
+
+def why_not(config: DecoderConfig, dtype: torch.dtype) -> str:
+    """Why steps of such a model are not computed by the library, in a few words; empty where they are."""
+    if dtype is not torch.bfloat16:
+        return f"native computes in bfloat16, and the type is {str(dtype).removeprefix('torch.')}"
+    if config.experts is not None:
+        return "native knows no experts"
+    if config.head_dim > MAX_HEAD_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
+        return "the model's heads are larger than native takes"
+    loaded = library()
+    if loaded is None:
+        return "native was not built at install, for lack of a C++ compiler or of an x86-64 Linux"
+    return "" if loaded.beholder_is_supported() else "native needs a processor that has AVX-512 with VNNI and BF16"
+
+
+class NativeModel:
+    """A decoder's weights in the library's layout. Unless `keep`, they are taken out of the decoder, which cannot run
+    afterwards.
+
+    Attributes:
+        model: What the library is given; valid as long as this object lives.
+    """
+
+    def __init__(self, decoder: Decoder, *, keep: bool) -> None:
+        config = decoder.config
+        self._keep_weights = keep
+        self._kept: list[Any] = []  # whatever `model` points to
+        layers = (Layer * config.num_layers)(*(self._layer(layer) for layer in decoder.layers))
+        self._kept.append(layers)
+        self.model = Model(
+            layers=ctypes.addressof(layers),
+            norm=self._vector(decoder.norm.weight),
+            head=self._matrix(decoder.head),
+            num_layers=config.num_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+        )
+
+    def _layer(self, layer: DecoderLayer) -> Layer:
+        assert isinstance(layer.mlp, GatedMLP)
+        norm = layer.qk_norm
+        return Layer(
+            attention_norm=self._vector(layer.attention_norm.weight),
+            qk_norm=None if norm is None else self._keep(norm.weight.float().contiguous()),
+            mlp_norm=self._vector(layer.mlp_norm.weight),
+            qkv=self._matrix(layer.qkv),
+            out=self._matrix(layer.out),
+            gate_up=self._matrix(layer.mlp.gate_up, is_gated=True),
+            down=self._matrix(layer.mlp.down),
+        )
+
+    def _matrix(self, linear: Linear, *, is_gated: bool = False) -> Matrix:
+        """`is_gated`: the first half of the outputs are gates, which come to stand beside what they let through."""
+        weight, scales, bias = linear.weights() if self._keep_weights else linear.take()
+        outputs, inputs = weight.shape
+        scales = torch.ones(outputs) if scales is None else scales.float()
+        bias = torch.zeros(outputs) if bias is None else bias.float()
+        if is_gated:
+            weight, scales, bias = (_interleave(part) for part in (weight, scales, bias))
+            outputs = len(weight)
+        return Matrix(
+            weights=self._keep(lay_out(weight)),
+            scales=self._vector(scales),
+            bias=self._vector(bias),
+            inputs=padded(inputs),
+            outputs=outputs,
+            is_int8=weight.dtype is torch.int8,
+        )
+
+    def _vector(self, values: torch.Tensor) -> int:
+        """The address of float32 (padded,)."""
+        return self._keep(F.pad(values.float(), (0, padded(len(values)) - len(values))))
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def padded(count: int) -> int:
+    """The next multiple of `HALF`."""
+    return -(-count // HALF) * HALF
+
+
+def lay_out(weight: torch.Tensor) -> torch.Tensor:
+    """(outputs, inputs) → (groups, pairs of inputs, 8, 16 outputs, 2), zeros where there is nothing."""
+    outputs, inputs = weight.shape
+    pairs = padded(inputs) // 2
+    whole = F.pad(weight, (0, 2 * pairs - inputs, 0, -outputs % GROUP))
+    return whole.view(-1, 8, 16, pairs, 2).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def _interleave(gate_up: torch.Tensor) -> torch.Tensor:
+    """(2 * inner, …), gates first → groups of 32 gates and then their 32 ups, zeros where there is nothing."""
+    inner = len(gate_up) // 2
+    halves = gate_up.view(2, inner, *gate_up.shape[1:])
+    whole = halves.new_zeros((2, padded(inner), *gate_up.shape[1:]))
+    whole[:, :inner] = halves
+    parts = whole.view(2, -1, HALF // 2, *gate_up.shape[1:]).transpose(0, 1)  # (groups, 2, 32, …)
+    return parts.reshape(-1, *gate_up.shape[1:])

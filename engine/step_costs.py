@@ -1,0 +1,177 @@
+"""How long parts of a step take, by their size: measured at start (`engine.step_measure`) and from every step since.
+
+    step = decode of so many rows  +  so many tokens of prompts beside it  +  so many slices of pictures
+
+`engine.step_budget` plans by it. Shared machines are noisy and texts grow, so what counts are medians of the newest
+measurements; between sizes lie straight lines. What prompts add to a step is the difference of two noisy times and
+comes in every size, so there the shape of the start stays and one factor is learned.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+SAMPLES: Final = 7
+"""The median of so many of the newest measurements counts."""
+RATIOS: Final = 15
+"""The same for what prompts take, as a part of what they took at start."""
+LEAST_SHARE: Final = 0.05
+"""A prompt that adds less than this to a step says nothing about prompts."""
+LEAST_RATIO: Final = 0.25
+MOST_RATIO: Final = 8.0
+CLASSES: Final = 4
+"""Sizes of an octave that are told apart, above 8."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What a step computes: `rows` that decode, with their drafts `tokens`; `prompt_tokens` of others; `slices` of
+    pictures, as (size, count).
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    slices: list[tuple[float, int]] = field(default_factory=list)
+
+
+class Costs(Protocol):
+    """What is known of a runner's speed. All times in seconds."""
+
+    def decode_s(self, rows: int, tokens: int) -> float:
+        """A step of rows that check so many tokens, at least one each."""
+        ...
+
+    def prompt_s(self, tokens: int) -> float:
+        """What so many tokens of prompts add to a step; never falls as tokens grow."""
+        ...
+
+    def slice_s(self, size: float) -> float:
+        """A slice of a picture of `size` vision tokens a slice."""
+        ...
+
+    def knows_slice(self, size: float) -> bool:
+        """Whether one of about that size was measured."""
+        ...
+
+    def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
+        """A step took so long, and so much of it the encoder; None: that ran on the device among the rest."""
+        ...
+
+    def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
+        """So many slices took so long."""
+        ...
+
+
+class Curve:
+    """Seconds by size.
+
+    Args:
+        is_from_zero: Whether nothing takes no time; then sizes below the smallest cost their part of it. Otherwise they
+            cost as much.
+    """
+
+    def __init__(self, *, is_from_zero: bool) -> None:
+        self._is_from_zero = is_from_zero
+        self._samples: dict[int, deque[tuple[float, float]]] = {}  # class of size → (size, seconds), newest last
+        self._sizes: list[float] = []
+        self._times: list[float] = []
+
+    def add(self, size: float, elapsed_s: float) -> None:
+        """A measurement. Sizes are above 0."""
+        own = self._samples.setdefault(_class_of(size), deque(maxlen=SAMPLES))
+        own.append((size, max(elapsed_s, 0.0)))
+        points = sorted(_median(samples) for samples in self._samples.values())
+        self._sizes = [point[0] for point in points]
+        self._times = []
+        for _, time in points:  # more work is never taken to be faster
+            self._times.append(max(time, self._times[-1] if self._times else 0.0))
+
+    def knows(self, size: float) -> bool:
+        """Whether something of about that size was measured."""
+        return size > 0 and _class_of(size) in self._samples
+
+    def at(self, size: float) -> float:
+        """Seconds; 0 while nothing is known. Beyond the largest size that was measured the line goes on."""
+        sizes, times = self._sizes, self._times
+        if not sizes or size <= 0:
+            return 0.0
+        above = bisect_left(sizes, size)
+        if above == 0:
+            return times[0] * size / sizes[0] if self._is_from_zero else times[0]
+        if above == len(sizes):
+            if len(sizes) == 1:
+                return times[0] * size / sizes[0] if self._is_from_zero else times[0]
+            above -= 1
+        low, high = above - 1, above
+        slope = (times[high] - times[low]) / max(sizes[high] - sizes[low], 1e-9)
+        return times[low] + slope * (size - sizes[low])
+
+
+class StepCosts:
+    """See `Costs`; measured."""
+
+    def __init__(self) -> None:
+        self.decode = Curve(is_from_zero=False)
+        self.prompt = Curve(is_from_zero=True)
+        self.slice = Curve(is_from_zero=True)
+        self._ratios: deque[float] = deque(maxlen=RATIOS)
+        self._ratio = 1.0
+
+    def decode_s(self, rows: int, tokens: int) -> float:
+        """See `Costs.decode_s`: drafts cost what tokens of prompts do."""
+        return self.decode.at(rows) + self.prompt_s(tokens - rows)
+
+    def prompt_s(self, tokens: int) -> float:
+        """See `Costs.prompt_s`."""
+        return self.prompt.at(tokens) * self._ratio
+
+    def slice_s(self, size: float) -> float:
+        """See `Costs.slice_s`."""
+        return self.slice.at(size)
+
+    def knows_slice(self, size: float) -> bool:
+        """See `Costs.knows_slice`."""
+        return self.slice.knows(size)
+
+    def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
+        """See `Costs.stepped`. What is not known by itself is what the known parts leave; a step without rows that
+        decode is no measure of what prompts cost beside them.
+        """
+        if not load.rows:
+            return
+        decode_s = self.decode_s(load.rows, load.tokens)
+        if encoding_s is None and load.slices:
+            if len(load.slices) == 1:
+                size, count = load.slices[0]
+                self.slice.add(size, (elapsed_s - decode_s - self.prompt_s(load.prompt_tokens)) / count)
+            return
+        rest_s = elapsed_s - (encoding_s or 0.0)
+        if load.prompt_tokens:
+            self._learn_ratio(rest_s - decode_s, self.prompt.at(load.prompt_tokens), decode_s)
+        elif load.tokens == load.rows:
+            self.decode.add(load.rows, rest_s)
+
+    def _learn_ratio(self, prompt_s: float, at_start_s: float, decode_s: float) -> None:
+        if at_start_s <= LEAST_SHARE * decode_s:
+            return
+        self._ratios.append(min(max(prompt_s / at_start_s, LEAST_RATIO), MOST_RATIO))
+        self._ratio = sorted(self._ratios)[len(self._ratios) // 2]
+
+    def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
+        """See `Costs.encoded`."""
+        self.slice.add(size, elapsed_s / num_slices)
+
+
+def _class_of(size: float) -> int:
+    """Sizes that are taken to be alike."""
+    return round(size) if size <= 8 else 8 + round(CLASSES * math.log2(size / 8))
+
+
+def _median(samples: deque[tuple[float, float]]) -> tuple[float, float]:
+    """The newest size of a class, and its median time: the upper one of two."""
+    return samples[-1][0], sorted(time for _, time in samples)[len(samples) // 2]

@@ -1,0 +1,94 @@
+"""Measures at start how long parts of a step take on a loaded runner, so that the first steps are planned by figures.
+
+Called once by the engine process, after the runner is warm and before anybody holds a slot: rows of the fresh slot
+table point at the dummy slot. What is larger than was measured follows from straight lines until it comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from engine.batch import OverlappedRunner, Row, RowSampling, Runner
+from engine.step_costs import StepCosts
+from preprocess.wire import SamplingParams
+
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+PROMPTS: Final = (16, 64, 256, 1024)
+"""Tokens; fewer take their part of the first."""
+BESIDE: Final = 8
+"""Rows that decode while prompts are measured."""
+CONTEXT: Final = 64
+"""Tokens before those that decode."""
+REPEATS: Final = 3
+LIMIT_S: Final = 1.5
+"""After so long only the least is measured, once: a slow model is not to start much later for it."""
+
+
+def measure(
+    runner: Runner, max_batched_tokens: int, clock: Callable[[], float] = time.perf_counter, limit_s: float = LIMIT_S
+) -> StepCosts:
+    """The costs of decoding, of prompts up to a step's tokens, and of a picture of the encoder's own size."""
+    return _Measurement(runner, clock, limit_s).costs(max_batched_tokens)
+
+
+class _Measurement:
+    def __init__(self, runner: Runner, clock: Callable[[], float], limit_s: float) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._until_s = clock() + limit_s
+        self._sampling = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), output_index=0)
+        self._context = min(CONTEXT, runner.max_positions - 1)
+
+    def costs(self, max_batched_tokens: int) -> StepCosts:
+        runner, costs = self._runner, StepCosts()
+        costs.decode.add(1, self._timed(lambda: self._step(1)))
+        self._picture(costs)
+        beside = min(BESIDE, runner.max_rows - 1)
+        for rows in sorted({*ROWS[1:], beside} - {0, 1}):
+            if rows <= runner.max_rows and (self._has_time or rows == beside):
+                costs.decode.add(rows, self._timed(lambda rows=rows: self._step(rows)))  # type: ignore[misc]
+        for tokens in PROMPTS:
+            is_first = tokens == PROMPTS[0]
+            if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
+                elapsed_s = self._timed(lambda tokens=tokens: self._step(beside, tokens))  # type: ignore[misc]
+                costs.prompt.add(tokens, elapsed_s - costs.decode.at(beside))
+        return costs
+
+    def _picture(self, costs: StepCosts) -> None:
+        side = self._runner.picture_side
+        shape = (1, side, side, 3)
+        num_slices = self._runner.num_slices(shape)
+        num_tokens = len(self._runner.encode([torch.zeros(shape, dtype=torch.uint8)])[0])
+        costs.slice.add(num_tokens / num_slices, self._timed(lambda: self._encode(shape, num_slices)) / num_slices)
+
+    def _encode(self, shape: tuple[int, ...], num_slices: int) -> None:
+        pixels = torch.zeros(shape, dtype=torch.uint8)
+        if num_slices > 1:
+            self._runner.begin(pixels).run(num_slices)
+            return
+        self._runner.encode([pixels])
+        if isinstance(self._runner, OverlappedRunner):
+            self._step(1)  # waits for the device; next to the picture a row takes little
+
+    def _step(self, rows: int, prompt_tokens: int = 0) -> None:
+        batch = [Row(row, self._context, [0], self._sampling) for row in range(rows)]
+        if prompt_tokens:
+            batch.append(Row(rows, 0, [0] * prompt_tokens, None))
+        self._runner.step(batch)
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        """The median of some runs, or the first that ends too late for another."""
+        times: list[float] = []
+        while len(times) < REPEATS and (not times or self._has_time):
+            start_s = self._clock()
+            work()
+            times.append(self._clock() - start_s)
+        return sorted(times)[len(times) // 2]
+
+    @property
+    def _has_time(self) -> bool:
+        return self._clock() < self._until_s

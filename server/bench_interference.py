@@ -1,0 +1,320 @@
+"""What a new picture does to those who are reading: streams that decode, and a picture every so often.
+
+    python -m server.bench_interference [--streams 32] [--picture-every-ms 500] [--image-size 1024x768]
+    python -m server.bench_interference --base-url http://127.0.0.1:8000 [--model NAME] …
+
+Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts;
+their questions are long already, so that they do so slowly.
+Pictures come at fixed times, whether the last one is answered or not; every picture is another. ITL is the gap between
+two events of a stream as its client sees it, TTFT the time from sending a picture to the first event of its answer.
+*p99 / alone* compares each gap with the median of the seconds alone before it.
+
+With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
+that takes pictures and prompts as soon as they come (`--ttft-target-ms 0`), and one that keeps to its targets. What
+follows ``--`` are options of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx
+
+from server.bench import percentile, picture, port_when_ready
+from server.settings import Settings
+
+SIDES: Final = {"as they come": ["--ttft-target-ms", "0"], "by targets": []}
+STORY: Final = "Tell a long story about a lighthouse and the people who live in it. "
+LONGEST_WAIT_S: Final = 60.0
+
+
+@dataclass
+class Round:
+    """What clients saw: gaps of streams in ms, alone and beside pictures, those as parts of the median alone; and what
+    became of the pictures.
+    """
+
+    quiet_ms: list[float] = field(default_factory=list)
+    beside_ms: list[float] = field(default_factory=list)
+    relative: list[float] = field(default_factory=list)
+    ttft_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def add(self, other: Round) -> None:
+        """Take in another round."""
+        self.quiet_ms += other.quiet_ms
+        self.beside_ms += other.beside_ms
+        self.relative += other.relative
+        self.ttft_ms += other.ttft_ms
+        self.failed += other.failed
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is sent."""
+
+    streams: int
+    every_s: float
+    pictures: Sequence[str]
+    """As `data:` URLs, enough for all rounds: making one takes this process's time."""
+    seconds: float
+    turns: int
+    stream_words: int
+    stream_tokens: int
+    picture_tokens: int
+
+    @property
+    def pictures_a_turn(self) -> int:
+        """How many come."""
+        return num_pictures(self.seconds, self.every_s)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the figures; the exit code of the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", default="", help="a server that runs (default: two are started)")
+    parser.add_argument("--model", default="", help="its name there; without --base-url a model folder")
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--streams", type=int, default=32, help="that decode all the time (default: 32)")
+    parser.add_argument("--picture-every-ms", type=float, default=500, help="(default: 500)")
+    parser.add_argument("--image-size", default="1024x768", help="of the JPEGs that are sent (default: 1024x768)")
+    parser.add_argument("--seconds", type=float, default=2, help="alone, and again with pictures (default: 2)")
+    parser.add_argument("--turns", type=int, default=4, help="of both in a round (default: 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
+    parser.add_argument("--stream-words", type=int, default=400, help="of a stream's question (default: 400)")
+    parser.add_argument("--stream-tokens", type=int, default=1024, help="of a stream's answer (default: 1024)")
+    parser.add_argument("--picture-tokens", type=int, default=16, help="of a picture's answer (default: 16)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("serve", nargs="*", help="after --: options of the servers that are started")
+    given = parser.parse_args(arguments)
+    width, height = (int(side) for side in given.image_size.split("x"))
+    every_s = given.picture_every_ms / 1e3
+    scenario = Scenario(
+        given.streams,
+        every_s,
+        [
+            picture_url(seed, width, height)
+            for seed in range(given.rounds * given.turns * num_pictures(given.seconds, every_s))
+        ],
+        given.seconds,
+        given.turns,
+        given.stream_words,
+        given.stream_tokens,
+        given.picture_tokens,
+    )
+    totals: dict[str, Round] = {}
+    with contextlib.ExitStack() as stack:
+        if given.base_url:
+            sides = {given.base_url: given.base_url}
+        else:
+            model = Settings.load({"model": given.model}).resolve_model().model
+            sides = {
+                name: stack.enter_context(_server(model, [*options, *given.serve])) for name, options in SIDES.items()
+            }
+        name_there = given.model if given.base_url else ""
+        for number in range(given.rounds):
+            for name, url in sides.items():
+                found = asyncio.run(measure(url, scenario, number, model=name_there, api_key=given.api_key))
+                totals.setdefault(name, Round()).add(found)
+            print(f"round {number + 1} of {given.rounds} done", file=sys.stderr, flush=True)
+    rows = [{"side": name, **figures(total)} for name, total in totals.items()]
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    for row in rows:
+        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    return 0
+
+
+def num_pictures(seconds: float, every_s: float) -> int:
+    """Of a turn."""
+    return max(round(seconds / every_s), 1)
+
+
+def picture_url(seed: int, width: int, height: int) -> str:
+    """A JPEG as a `data:` URL."""
+    return "data:image/jpeg;base64," + base64.b64encode(picture(seed, width, height)).decode()
+
+
+def figures(total: Round) -> dict[str, float | int | None]:
+    """The figures of a side, in ms."""
+
+    def at(values: Sequence[float], q: float) -> float | None:
+        return round(percentile(values, q), 1) if values else None
+
+    return {
+        "alone ITL p50": at(total.quiet_ms, 50),
+        "alone p99": at(total.quiet_ms, 99),
+        "ITL p50": at(total.beside_ms, 50),
+        "p99": at(total.beside_ms, 99),
+        "slowest": at(total.beside_ms, 100),
+        "p99 / alone": round(percentile(total.relative, 99), 2) if total.relative else None,
+        "TTFT p50": at(total.ttft_ms, 50),
+        "TTFT p90": at(total.ttft_ms, 90),
+        "pictures": len(total.ttft_ms),
+        "failed": total.failed,
+    }
+
+
+async def measure(url: str, scenario: Scenario, number: int = 0, *, model: str = "", api_key: str = "") -> Round:
+    """One round against a server.
+
+    Args:
+        url: Of the server, with or without ``/v1``.
+        scenario: What is sent.
+        number: Of the round; each asks other questions.
+        model: The model's name there; empty: the first that it tells.
+        api_key: What it wants to see.
+
+    Raises:
+        RuntimeError: Streams failed, or did not begin in time.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    base = url.rstrip("/").removesuffix("/v1") + "/v1/"
+    async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=600) as http:
+        if not model:
+            model = (await http.get("models")).raise_for_status().json()["data"][0]["id"]
+        return await _Load(http, model, scenario, number).run()
+
+
+class _Load:
+    def __init__(self, http: httpx.AsyncClient, model: str, scenario: Scenario, number: int) -> None:
+        self._http = http
+        self._model = model
+        self._scenario = scenario
+        self._number = number
+        self._result = Round()
+        self._gaps: list[float] | None = None  # where gaps go at the moment
+        self._begun: set[int] = set()
+
+    async def run(self) -> Round:
+        streams = [asyncio.create_task(self._stream(index)) for index in range(self._scenario.streams)]
+        try:
+            await self._all_begun(streams)
+            for turn in range(self._scenario.turns):
+                await self._turn(turn, streams)
+        finally:
+            for task in streams:
+                task.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+        return self._result
+
+    async def _turn(self, turn: int, streams: Sequence[asyncio.Task[None]]) -> None:
+        """Streams alone, then with pictures, then until these are answered."""
+        scenario, result = self._scenario, self._result
+        quiet_ms = self._gaps = []
+        await self._pass(scenario.seconds, streams)
+        beside_ms = self._gaps = []
+        pictures = []
+        due_s = time.perf_counter()
+        for index in range(scenario.pictures_a_turn):
+            pictures.append(asyncio.create_task(self._picture(turn * scenario.pictures_a_turn + index)))
+            due_s += scenario.every_s
+            await self._pass(max(due_s - time.perf_counter(), 0.0), streams)
+        self._gaps = None  # the rest of the queue is no part of the picture rate
+        done, late = await asyncio.wait(pictures, timeout=LONGEST_WAIT_S)
+        result.failed += len(late)
+        for task in late:
+            task.cancel()
+        for task in done:
+            task.result()
+        result.quiet_ms += quiet_ms
+        result.beside_ms += beside_ms
+        if quiet_ms:
+            result.relative += [gap / percentile(quiet_ms, 50) for gap in beside_ms]
+
+    async def _pass(self, seconds: float, streams: Sequence[asyncio.Task[None]]) -> None:
+        """Let time go by, unless a stream fails."""
+        done, _ = await asyncio.wait(streams, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _all_begun(self, streams: Sequence[asyncio.Task[None]]) -> None:
+        until_s = time.perf_counter() + LONGEST_WAIT_S
+        while len(self._begun) < len(streams):
+            if time.perf_counter() > until_s:
+                raise RuntimeError(f"{len(self._begun)} of {len(streams)} streams began within {LONGEST_WAIT_S:.0f} s")
+            await self._pass(0.05, streams)
+
+    async def _stream(self, index: int) -> None:
+        """One reader, who asks again when an answer is complete."""
+        turn = 0
+        while True:
+            text = f"{index}.{self._number}.{turn}: {STORY * (self._scenario.stream_words // len(STORY.split()))}"
+            last_s: float | None = None
+            async for now_s in self._events(text, self._scenario.stream_tokens):
+                if last_s is not None and self._gaps is not None:
+                    self._gaps.append((now_s - last_s) * 1e3)
+                last_s = now_s
+                self._begun.add(index)
+            turn += 1
+
+    async def _picture(self, index: int) -> None:
+        number = self._number * self._scenario.turns * self._scenario.pictures_a_turn + index
+        part = {"type": "image_url", "image_url": {"url": self._scenario.pictures[number]}}
+        content = [{"type": "text", "text": f"Picture {number}."}, part, {"type": "text", "text": "What is in it?"}]
+        started_s, first_s = time.perf_counter(), 0.0
+        try:
+            async for now_s in self._events(content, self._scenario.picture_tokens):
+                first_s = first_s or now_s
+        except (httpx.HTTPError, RuntimeError) as error:
+            print(f"a picture failed: {error}", file=sys.stderr)
+        if first_s:
+            self._result.ttft_ms.append((first_s - started_s) * 1e3)
+        else:
+            self._result.failed += 1
+
+    async def _events(self, content: str | Sequence[object], max_tokens: int) -> AsyncIterator[float]:
+        """Times of the events of a streamed chat that bring something of the answer."""
+        asked = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        async with self._http.stream("POST", "chat/completions", json=asked) as answer:
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:500]}")
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now_s = time.perf_counter()
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(str(event["error"]))
+                if any(choice["delta"].get("content") for choice in event.get("choices", ())):
+                    yield now_s
+
+
+@contextlib.contextmanager
+def _server(model: str, options: Sequence[str]) -> Iterator[str]:
+    """`beholder serve` on a free port, ready; ended by SIGTERM. Nothing is guessed: gaps are steps."""
+    with tempfile.TemporaryFile("w+") as log:
+        command = [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve", "--port", "0"]
+        command += ["--model", model, "--speculation", "none", *options]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
+        try:
+            yield f"http://127.0.0.1:{port_when_ready(process, log)}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

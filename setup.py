@@ -1,0 +1,31 @@
+"""What pyproject.toml cannot say: the native step of CPUs is compiled where that can be, and left out elsewhere."""
+
+import platform
+import sys
+
+from setuptools import Extension, setup
+
+# Loaded through ctypes, so it is no module and needs nothing of Python's headers. The instructions that it uses are
+# chosen inside the file and asked for when it is loaded: one wheel runs on any x86-64.
+step = Extension(
+    "engine.cpu._step",
+    ["engine/cpu/step.cpp"],
+    language="c++",
+    # No fused products where the file does not ask for them: a compiler fuses one copy of a function and not another,
+    # and a token's sums would depend on its place in a step.
+    extra_compile_args=[
+        "-ffp-contract=off",
+        "-std=c++17",
+        "-O3",
+        "-g0",
+        "-fvisibility=hidden",
+        "-pthread",
+        "-Wno-psabi",
+        "-Wno-uninitialized",
+        "-Wno-maybe-uninitialized",
+    ],
+    extra_link_args=["-pthread"],
+    optional=True,  # without a compiler the install goes on, and torch computes steps
+)
+is_for_it = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+setup(ext_modules=[step] if is_for_it else [])

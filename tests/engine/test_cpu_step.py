@@ -1,0 +1,335 @@
+"""The native step of CPUs: as near to float32 as bfloat16 allows, and each token the same to the bit in any company."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import Row, RowSampling, VisionRows
+from engine.config import EngineConfig
+from engine.cpu.native import library, why_not
+from engine.cpu.runner import CpuRunner
+from engine.load import load_runner
+from engine.models.decoder import DecoderConfig
+from engine.runner import TorchRunner
+from preprocess.blocks.rope import RopeConfig
+from preprocess.wire import SamplingParams
+from tests.engine.random_decoder import decoder_config, make_runner
+
+REASON = why_not(decoder_config(), torch.bfloat16)
+pytestmark = pytest.mark.skipif(bool(REASON), reason=f"no native step: {REASON}")
+
+SAMPLING = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), 0)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "the bundled model's heads": {"hidden_size": 384, "intermediate_size": 1024, "head_dim": 64},
+    "inputs beyond a block": {"hidden_size": 640, "intermediate_size": 1100, "num_heads": 10, "head_dim": 64},
+    "one query head a key head": {"num_heads": 2},
+    "seven query heads a key head, biases, M-RoPE": {
+        "num_heads": 14,
+        "head_dim": 64,
+        "qkv_bias": True,
+        "rope": RopeConfig(1e6, sections=(8, 12, 12)),
+    },
+    "QK-norm, heads of 128, M-RoPE interleaved": {
+        "num_heads": 4,
+        "head_dim": 128,
+        "qk_norm": True,
+        "rope": RopeConfig(5e5, sections=(24, 20, 20), interleaved=True),
+    },
+    "heads of 80": {"head_dim": 80, "num_heads": 4},
+    "heads of 96": {"head_dim": 96, "num_heads": 4},
+    "heads of 256": {"head_dim": 256, "num_heads": 2, "num_kv_heads": 1},
+    "heads of 10, odd sizes everywhere": {
+        "vocab_size": 517,
+        "hidden_size": 100,
+        "intermediate_size": 133,
+        "head_dim": 10,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+    },
+    "forty query heads a key head": {"num_heads": 40, "num_kv_heads": 1, "head_dim": 16},
+}
+
+
+def _ids(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 500, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _row(index: int, start: int, ids: Sequence[int], *, wanted: int = 1, **fields: Any) -> Row:
+    """`wanted`: of how many of its last tokens logits are asked for."""
+    return Row(index, start, list(ids), SAMPLING if wanted else None, drafted=[SAMPLING] * (wanted - 1), **fields)
+
+
+def _all_logits(runner: TorchRunner, ids: Sequence[int], *, cuts: Sequence[int], index: int = 0) -> torch.Tensor:
+    """Logits after every id, computed in parts of `cuts` tokens."""
+    logits, start = [], 0
+    for cut in cuts:
+        logits.append(runner.logits([_row(index, start, ids[start : start + cut], wanted=cut)]))
+        start += cut
+    assert start == len(ids)
+    return torch.cat(logits)
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_nearer_to_float32_than_torch_is(shape: str, packed: bool) -> None:
+    config = decoder_config(**SHAPES[shape])
+    ids = _ids(90)
+    exact, torchs, native = (
+        _all_logits(make_runner(kind, config, dtype, packed=packed), ids, cuts=[37, 1, 1, 16, 5, 30])
+        for kind, dtype in ((TorchRunner, torch.float32), (TorchRunner, torch.bfloat16), (CpuRunner, torch.bfloat16))
+    )
+    assert native.shape == (90, config.vocab_size)
+    assert _error(native, exact) < 0.03
+    assert _error(native, exact) < _error(torchs, exact)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_is_the_same_however_a_sequence_is_cut(shape: str, packed: bool) -> None:
+    """Alone, as one of 2 to 16 drafts, in chunks of a prompt: not one bit differs."""
+    runner = make_runner(CpuRunner, decoder_config(**SHAPES[shape]), torch.bfloat16, packed=packed)
+    ids = _ids(150)
+    alone = _all_logits(runner, ids, cuts=[1] * 150)
+    assert torch.equal(_all_logits(runner, ids, cuts=[150]), alone)
+    assert torch.equal(_all_logits(runner, ids, cuts=[*range(2, 17), 15], index=1), alone)
+    assert torch.equal(_all_logits(runner, ids, cuts=[63, 2, 85], index=2), alone)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
+def test_a_token_is_the_same_in_any_company(packed: bool, threads: int) -> None:
+    """64 ragged sequences decode, verify and begin in one step, on any number of threads."""
+    config = decoder_config()
+    alone = make_runner(CpuRunner, config, torch.bfloat16, packed=packed, rows=64)
+    together = make_runner(CpuRunner, config, torch.bfloat16, packed=packed, rows=64)
+    assert isinstance(together, CpuRunner)
+    together.threads = threads
+    prompts = [_row(index, 0, _ids(1 + 3 * index % 140, seed=index)) for index in range(64)]
+    expected = [alone.logits([row]) for row in prompts]
+    assert torch.equal(together.logits(prompts[:33]), torch.cat(expected[:33]))
+    assert torch.equal(together.logits(prompts[33:]), torch.cat(expected[33:]))
+    for step in range(3):
+        rows = []
+        for index, prompt in enumerate(prompts):
+            length = 1 + (index + step) % 16
+            start = len(prompt.token_ids)
+            rows.append(_row(index, start, _ids(length, seed=index), wanted=length if index % 5 else 0))
+        separate = torch.cat([alone.logits([row]) for row in rows])
+        assert torch.equal(together.logits(rows), separate)
+        assert torch.equal(together.logits(rows[::-1]), torch.cat([alone.logits([row]) for row in rows[::-1]]))
+
+
+def test_thousands_of_tokens_of_context() -> None:
+    config = decoder_config(head_dim=64)
+    ids = _ids(3000)
+    cuts = [500] * 5 + [450, 16, 1, 1, 32]
+    exact, native = (
+        _all_logits(make_runner(kind, config, dtype, rows=1, positions=3000), ids, cuts=cuts)
+        for kind, dtype in ((TorchRunner, torch.float32), (CpuRunner, torch.bfloat16))
+    )
+    assert _error(native, exact) < 0.02
+    assert _error(native[-50:], exact[-50:]) < 0.02
+
+
+def test_nobody_elses_slots_are_read_or_written() -> None:
+    """Infinities beyond a sequence's end change nothing, and steps write to the slots of their tokens alone."""
+    runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    expected = runner.logits([_row(0, 0, _ids(70))]), runner.logits([_row(0, 70, _ids(9), wanted=9)])
+    runner.kv_pool[:] = torch.inf
+    before = runner.kv_pool.clone()
+    assert torch.equal(runner.logits([_row(0, 0, _ids(70))]), expected[0])
+    assert torch.equal(runner.logits([_row(0, 70, _ids(9), wanted=9)]), expected[1])
+    changed = (runner.kv_pool != before).flatten(2).any(2)  # (layers, slots)
+    own = torch.zeros_like(changed)
+    own[:, runner.slot_table[0, :79].long()] = True
+    assert torch.equal(changed, own)
+
+
+def test_many_rows_may_share_the_dummy_slot() -> None:
+    """As at warm-up: the pool stays finite and empty beside it, whatever the threads do."""
+    runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    assert isinstance(runner, CpuRunner)
+    runner.threads = 3
+    runner.slot_table.zero_()
+    assert runner.logits([_row(index, 20, [index], wanted=1) for index in range(8)]).isfinite().all()
+    assert runner.logits([_row(0, 0, _ids(100))]).isfinite().all()
+    assert not runner.kv_pool[:, 1:].any()
+    assert runner.kv_pool[:, 0].isfinite().all()
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    healthy = _row(1, 0, _ids(30))
+    expected = runner.logits([healthy])
+    nothing = torch.full((20, 96), torch.nan, dtype=torch.bfloat16)
+    logits = runner.logits([_row(0, 0, [0] * 20, vision=[VisionRows(0, 0, 20, nothing)]), healthy])
+    assert not logits[0].isfinite().all()
+    assert torch.equal(logits[1:], expected)
+
+
+@pytest.mark.parametrize("shape", ["llama", "QK-norm, heads of 128, M-RoPE interleaved"])
+def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
+    """DeepStack's features, M-RoPE's positions, and embeddings that begin anywhere."""
+    config = decoder_config(**SHAPES[shape])
+    embeddings = torch.randn(12, 3 * config.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    positions = np.stack([np.arange(40), np.arange(40) // 4, np.arange(40) % 7]).astype(np.int32)
+    ids = _ids(40)
+    ids[20:30] = [10**17 + index for index in range(10)]
+    answers = []
+    for kind, dtype in ((TorchRunner, torch.float32), (TorchRunner, torch.bfloat16), (CpuRunner, torch.bfloat16)):
+        runner = make_runner(kind, config, dtype, num_taps=2)
+        fields: dict[str, Any] = {"vision": [VisionRows(20, 1, 10, embeddings.to(dtype))]}
+        if config.rope.sections:
+            fields["positions"] = positions
+        answers.append(
+            torch.cat(
+                [
+                    runner.logits([_row(3, 0, ids, wanted=30, **fields), _row(4, 0, _ids(5))]),
+                    runner.logits([_row(3, 40, _ids(4), wanted=4, position_delta=5)]),
+                ]
+            )
+        )
+    exact, torchs, native = answers
+    assert _error(native, exact) < 0.03
+    assert _error(native, exact) < _error(torchs, exact)
+
+
+def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX. Decoding and drafts beside such a chunk stay what they are without it."""
+    loaded = library()
+    assert loaded is not None
+    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    monkeypatch.setattr(loaded, "beholder_has_amx", lambda: 1)
+    split = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    by_torch = make_runner(TorchRunner, decoder_config(), torch.bfloat16)
+    chunk, other = _row(1, 0, _ids(50)), _row(3, 0, _ids(17), wanted=0)
+    short = [_row(0, 0, _ids(12), wanted=3), _row(2, 0, _ids(16))]
+    first = plain.logits(short)
+    chunks = by_torch.logits([chunk, other])
+    assert torch.equal(split.logits([short[0], chunk, other, short[1]]), torch.cat([first[:3], chunks, first[3:]]))
+    assert torch.equal(split.logits([chunk, other]), chunks)
+    assert torch.equal(split.logits(short), first)
+
+
+def test_it_tells_of_progress_in_long_steps() -> None:
+    runner = make_runner(CpuRunner, decoder_config(num_layers=3), torch.bfloat16)
+    calls: list[int] = []
+    runner.report_to(lambda: calls.append(1))
+    runner.logits([_row(0, 0, _ids(200))])
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "words"),
+    [({}, torch.float32, "the type is float32"), ({"head_dim": 512}, torch.bfloat16, "larger than native takes")],
+)
+def test_what_it_does_not_cover_is_torchs(fields: dict[str, Any], dtype: torch.dtype, words: str) -> None:
+    config: DecoderConfig = decoder_config(**fields)
+    assert words in why_not(config, dtype)
+
+
+def test_a_model_folder_runs_on_it(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(str(tiny_model), dtype="bfloat16", threads=1, kv_tokens=200, max_running=2)
+    runner = load_runner(config)
+    assert isinstance(runner, CpuRunner)
+    assert runner.facts()["kernel"] == "native"
+    monkeypatch.setattr("engine.cpu.native.library", lambda: None)
+    runner = load_runner(config)
+    assert type(runner) is TorchRunner
+    assert "for lack of a C++ compiler" in str(runner.facts()["kernel"])
+
+
+def test_the_bundled_model_says_what_it_says_in_float32() -> None:
+    """Greedy answers to questions about random pictures, by the same vision embeddings, and how likely they were."""
+    folder = str(Path(__file__).parents[2] / "samples/model")
+    load = {"max_running": 2, "kv_tokens": 2000, "threads": 1}
+    exact, native = (
+        load_runner(EngineConfig(folder, dtype=dtype, **load))  # type: ignore[arg-type]
+        for dtype in ("float32", "bfloat16")
+    )
+    assert isinstance(native, CpuRunner)
+    assert isinstance(exact, TorchRunner)
+    for content in range(8):
+        generator = torch.Generator().manual_seed(content)
+        coarse = torch.rand((1, 3, 4, 4), generator=generator) * 255
+        picture = torch.nn.functional.interpolate(coarse, 256, mode="bicubic").clamp(0, 255).byte().permute(0, 2, 3, 1)
+        embeddings = native.encode([picture])[0]
+        question = torch.randint(10, 6000, (3 + 4 * content,), generator=generator).tolist()
+        prompt = [1, *[3] * len(embeddings), *question]
+        said: list[list[int]] = []
+        likely: list[torch.Tensor] = []
+        for runner in (exact, native):
+            runner.slot_table[0] = torch.arange(1, 1 + runner.max_positions)
+            vision = [VisionRows(1, 0, len(embeddings), embeddings.to(runner.dtype))]
+            logits = [runner.logits([_row(0, 0, prompt, vision=vision)])]
+            ids = said[0] if said else []  # the native step is asked after float32's words
+            for index in range(16):
+                if len(ids) == index:
+                    ids = [*ids, int(logits[-1].argmax())]
+                logits.append(runner.logits([_row(0, len(prompt) + index, [ids[index]])]))
+            said.append(torch.cat(logits[:-1]).argmax(-1).tolist())
+            likely.append(torch.cat(logits).log_softmax(-1))
+        clear = likely[0][:-1].topk(2).values.diff().abs().squeeze(1) > 0.1  # else float32 itself nearly says another
+        assert [a for a, sure in zip(said[0], clear, strict=True) if sure] == [
+            a for a, sure in zip(said[1], clear, strict=True) if sure
+        ]
+        assert (likely[0] - likely[1]).abs().mean() < 0.05
+
+
+_FORKS = """
+import os, torch
+from engine.cpu.runner import CpuRunner
+from tests.engine.random_decoder import decoder_config, make_runner
+from tests.engine.test_cpu_step import _ids, _row
+
+runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+runner.threads = 2
+expected = runner.logits([_row(0, 0, _ids(40))])
+child = os.fork()
+if not child:
+    os._exit(0 if torch.equal(runner.logits([_row(0, 0, _ids(40))]), expected) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(runner.logits([_row(0, 0, _ids(40))]), expected)
+"""
+
+
+def test_its_threads_survive_a_fork() -> None:
+    subprocess.run([sys.executable, "-c", _FORKS], check=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
+_IDLES = """
+import os, time, torch
+from engine.cpu.runner import CpuRunner
+from tests.engine.random_decoder import decoder_config, make_runner
+from tests.engine.test_cpu_step import _ids, _row
+
+torch.set_num_threads(1)
+runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+runner.threads = 4
+runner.logits([_row(0, 0, _ids(40))])
+before = time.process_time()
+time.sleep(1.0)
+print(time.process_time() - before)
+"""
+
+
+def test_its_threads_sleep_between_steps() -> None:
+    """By processor time, so a busy machine makes no difference: three spinning threads would take some of a second."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IDLES], check=True, timeout=120, cwd=Path(__file__).parents[2], capture_output=True
+    )
+    assert float(done.stdout) < 0.1

@@ -1,0 +1,399 @@
+"""Steps budgeted by time: what rides beside decoding, what does not, and that nothing is lost by it.
+
+Costs come from a table, so that every batch follows from the requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from engine.step_budget import LEAST_CHUNK, StepBudget
+from preprocess.wire import EngineRequest, Pixels
+from tests.engine.cost_table import MS, Table
+from tests.engine.driving import Driver, picture, request
+from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
+
+PROMPT = list(range(10, 40))
+
+
+def timed(
+    costs: Table | None = None,
+    *,
+    runner: FakeRunner | None = None,
+    slices: int = 12,
+    itl_target_ms: float = 0,
+    ttft_target_ms: float = 300,
+    max_batched_tokens: int = 64,
+    vision_cache_tokens: int = 1000,
+    optimistic: bool = False,
+) -> Driver:
+    """An engine whose steps are bounded by a table of costs."""
+    runner = runner or FakeRunner()
+    runner.slices_of_picture = slices
+    return Driver(
+        runner,
+        max_batched_tokens=max_batched_tokens,
+        vision_cache_tokens=vision_cache_tokens,
+        optimistic=optimistic,
+        costs=costs or Table(),
+        itl_target_ms=itl_target_ms,
+        ttft_target_ms=ttft_target_ms,
+    )
+
+
+def streaming(driver: Driver, *, max_tokens: int = 60) -> EngineRequest:
+    """Has a text stream run."""
+    stream = request("stream", PROMPT[:4], max_tokens=max_tokens)
+    driver.submit(stream)
+    driver.step(2)
+    assert driver.told["stream"].ids
+    return stream
+
+
+def seeing(name: str, content: int = 1, *, max_tokens: int = 4, num_tokens: int = 6) -> EngineRequest:
+    """A request whose prompt begins with a picture."""
+    tail = [*PROMPT[: num_tokens + 2], content % 50]
+    return request(name, tail, [picture(content, (0, num_tokens))], max_tokens=max_tokens)
+
+
+def lengths(driver: Driver) -> list[list[int]]:
+    """Tokens of every row of every step so far."""
+    return [[count for _, _, count in rows] for rows in driver.runner.steps]
+
+
+# ---- what fits ----
+
+
+def test_a_picture_is_encoded_in_slices_beside_running_streams_and_they_miss_no_step() -> None:
+    driver = timed()
+    stream = streaming(driver)
+    wanted = seeing("seen")
+    driver.submit(wanted)
+    before = len(driver.told["stream"].ids)
+    driver.step(4)
+    assert driver.runner.sliced == [3, 3, 3, 3], "of a millisecond each, in the 3 that 1.3 × 10 ms leave"
+    assert len(driver.told["stream"].ids) == before + 4
+    assert driver.runner.encoded == []
+    told = driver.finish()
+    assert told["seen"].ids == reference(wanted)[0]
+    assert told["stream"].ids == reference(stream)[0]
+
+
+def test_chunks_of_prompts_are_as_long_as_fits_beside_running_streams() -> None:
+    driver = timed(Table(token_s=0.14 * MS))
+    streaming(driver)
+    driver.submit(request("text", [1, 2, 3, *PROMPT, *PROMPT[:20]], max_tokens=2))
+    driver.step(4)
+    assert lengths(driver)[2:] == [[1, 21], [1, 21], [1, 11], [1, 1]]
+
+
+def test_slices_and_tokens_share_the_time_of_a_step() -> None:
+    driver = timed(slices=4)
+    streaming(driver)
+    driver.submit(seeing("seen", num_tokens=6))
+    driver.step(2)
+    assert driver.runner.sliced == [3, 1]
+    assert lengths(driver)[2:] == [[1], [1, 8]], "2 of 3 ms are left after the last slice"
+
+
+def test_a_target_of_its_own_says_how_much_fits() -> None:
+    driver = timed(itl_target_ms=15.5)
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.step(3)
+    assert driver.runner.sliced == [5, 5, 2]
+
+
+def test_alone_everything_is_taken_at_once() -> None:
+    driver = timed()
+    driver.submit(*(seeing(f"r{index}", index) for index in range(4)))
+    driver.step()
+    assert driver.runner.encoded == [4]
+    assert lengths(driver) == [[9, 9, 9, 9]]
+    assert driver.runner.sliced == []
+
+
+def test_a_picture_under_way_is_finished_at_once_when_nobody_decodes_any_more() -> None:
+    driver = timed(slices=40)
+    streaming(driver, max_tokens=5)
+    driver.submit(seeing("seen"))
+    driver.finish()
+    assert driver.runner.sliced == [3, 3, 3, 31]
+
+
+@pytest.mark.parametrize("itl_target_ms", [0, 1])
+def test_where_nothing_fits_the_least_piece_of_work_goes_on(itl_target_ms: float) -> None:
+    driver = timed(Table(token_s=50 * MS, slice_s=50 * MS), slices=3, itl_target_ms=itl_target_ms)
+    streaming(driver)
+    driver.submit(seeing("seen", num_tokens=20))
+    driver.step(5)
+    assert driver.runner.sliced == [1, 1, 1]
+    assert lengths(driver)[2:] == [[1], [1], [1], [1, LEAST_CHUNK], [1, 7]]
+
+
+def test_pictures_of_a_new_size_are_measured_by_one_slice_first() -> None:
+    costs = Table()
+    driver = timed(costs)
+    streaming(driver)
+    costs.unknown = {6 / 12}
+    driver.submit(seeing("seen"))
+    driver.step(3)
+    assert driver.runner.sliced == [1, 3, 3]
+
+
+def test_a_picture_that_cannot_be_cut_comes_as_a_whole_and_its_prompt_after_it() -> None:
+    driver = timed(Table(slice_s=20 * MS), slices=1)
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.step(2)
+    assert driver.runner.encoded == [1]
+    assert lengths(driver)[2:] == [[1], [1, 9]]
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_step_beside_streams_begins_one_picture_however_many_wait(slices: int) -> None:
+    driver = timed(slices=slices)
+    stream = streaming(driver)
+    driver.submit(*(seeing(f"p{index}", index) for index in range(5)))
+    before = len(driver.told["stream"].ids)
+    driver.step(5)
+    assert driver.runner.encoded == [1] * 5
+    assert len(driver.told["stream"].ids) == before + 5
+    assert driver.finish()["stream"].ids == reference(stream)[0]
+
+
+def test_without_a_target_everything_comes_as_soon_as_it_can() -> None:
+    driver = timed(ttft_target_ms=0)
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.step()
+    assert driver.runner.encoded == [1]
+    assert lengths(driver)[2:] == [[1, 9]]
+
+
+# ---- waiting ----
+
+
+def test_from_the_ttft_target_on_room_grows_with_the_waiting() -> None:
+    budget = StepBudget(Table(), 0.0, 0.3)
+    budget.now_s = 10.0
+    rooms = [budget.open(4, 4, [10.0 - age_s]).left_s for age_s in (0.0, 0.29, 0.3, 0.375, 0.6, 3.0)]
+    assert [round(room / MS, 3) for room in rooms] == [3, 3, 3, 9, 27, 219]
+    assert budget.open(4, 4, []).left_s == pytest.approx(3 * MS)
+    assert budget.open(0, 0, [0.0]).left_s == math.inf
+
+
+def test_room_grows_with_the_square_of_how_many_wait() -> None:
+    budget = StepBudget(Table(), 0.0, 0.3)
+    rooms = [budget.open(4, 4, [0.0] * count).left_s for count in (1, 2, 3)]
+    assert [round(room / MS, 3) for room in rooms] == [3, 12, 27]
+
+
+def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:
+    budget = StepBudget(Table(), 0.001, 0.3)
+    budget.now_s = 10.0
+    assert budget.open(4, 4, [9.9]).left_s == 0
+    assert budget.open(4, 4, [9.0]).left_s > 3 * MS
+
+
+def test_who_waits_longer_than_the_target_gets_more_of_each_step() -> None:
+    driver = timed(slices=1000, ttft_target_ms=100)
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.step(9)
+    assert set(driver.runner.sliced) == {3}, "as long as it is younger than the target"
+    driver.finish()
+    assert max(driver.runner.sliced) > 30
+    assert len(driver.runner.sliced) < 25, "and not 334 steps"
+
+
+def saturated(costs: Table, ttft_target_ms: float) -> tuple[int, float]:
+    """Steps, and seconds by the table, for twelve requests a row that all wait from the start."""
+    driver = timed(costs, ttft_target_ms=ttft_target_ms, runner=FakeRunner(num_slots=2000), slices=12)
+    wanted = [seeing(f"r{index}", index, max_tokens=40) for index in range(96)]
+    driver.submit(*wanted)
+    driver.finish()
+    return len(driver.runner.steps), driver.engine.budget.now_s
+
+
+def test_a_queue_that_never_ends_is_served_in_as_many_steps_as_without_a_target() -> None:
+    for costs in (Table(), Table(token_s=0.05 * MS, slice_s=0.3 * MS), Table(slice_s=4 * MS)):
+        steps, elapsed_s = saturated(costs, 300)
+        least_steps, least_s = saturated(costs, 1e-6)  # everybody has waited too long
+        print(steps, least_steps, elapsed_s, least_s)
+        assert steps <= 1.04 * least_steps
+        assert elapsed_s <= 1.04 * least_s
+
+
+def test_the_same_requests_in_the_same_order_give_the_same_batches_whatever_the_clock_says() -> None:
+    def batches(pause_s: float) -> tuple[list[list[tuple[int, int, int]]], list[int]]:
+        runner = FakeRunner(num_slots=80, max_rows=4)
+        driver = timed(runner=runner, optimistic=True, vision_cache_tokens=12, ttft_target_ms=60)
+        for index in range(12):
+            media = [picture(index % 3, (3, 6))] if index % 2 else []
+            driver.submit(request(f"r{index}", PROMPT[: 12 + index], media, max_tokens=12, priority=index % 2))
+            driver.now_s += pause_s
+            driver.step(index % 3)
+        driver.finish()
+        assert driver.engine.stats().num_retracted, "the pool was meant to run out"
+        return runner.steps, runner.sliced
+
+    assert batches(0.0) == batches(3.0)
+
+
+# ---- one encoding, many users; and its end ----
+
+
+@pytest.mark.parametrize("make", [FakeRunner, LateRunner])
+def test_requests_that_wait_for_one_picture_share_its_encoding(make: Callable[[], FakeRunner]) -> None:
+    driver = timed(runner=make())
+    streaming(driver)
+    wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
+    driver.submit(*wanted)
+    driver.finish()
+    assert sum(driver.runner.sliced) == 12
+    for one in wanted:
+        assert driver.told[one.request_id].ids == reference(one)[0]
+
+
+@pytest.mark.parametrize("way", ["abort", "stop", "retract"])
+def test_who_shares_a_picture_goes_on_with_it_when_the_other_ends(way: str) -> None:
+    driver = timed(slices=100)
+    streaming(driver)
+    wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
+    driver.submit(*wanted)
+    driver.step(4)
+    owners = {sequence.request_id: sequence for sequence in driver.engine.scheduler.running}
+    assert owners["a"].pictures[0].held
+    assert owners["b"].pictures[0].held
+    assert driver.engine.stats().encoding_bytes == 100
+    if way == "abort":
+        driver.engine.abort("a")
+    elif way == "stop":
+        driver.engine.stop("a", 0)
+    else:
+        driver.engine.scheduler.retract(owners["a"])
+    driver.step()
+    assert driver.engine.stats().encoding_bytes == 100
+    driver.finish()
+    assert sum(driver.runner.sliced) == 100
+    assert driver.told["b"].ids == reference(wanted[1])[0]
+
+
+@pytest.mark.parametrize("way", ["abort", "retract", "reset", "stop"])
+def test_what_ends_the_only_user_of_a_picture_frees_what_its_encoding_keeps(way: str) -> None:
+    driver = timed(slices=30)
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.step(2)
+    assert driver.engine.stats().encoding_bytes == 100
+    engine = driver.engine
+    if way == "abort":
+        engine.abort("seen")
+        driver.step()
+    elif way == "stop":
+        engine.stop("seen", 0)
+        driver.step()
+    elif way == "reset":
+        engine.reset()
+    else:
+        engine.scheduler.retract(engine.scheduler.running[-1])
+    assert engine.stats().encoding_bytes == 0
+    engine.check()
+    if way != "reset":
+        driver.finish()
+    assert sum(driver.runner.sliced) == (6 + 30 if way == "retract" else 6)
+
+
+@pytest.mark.parametrize("fault", ["in mid-encoding", "too few tokens", "pixels are gone"])
+def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nobody_else(fault: str) -> None:
+    driver = timed(slices=60)
+    stream = streaming(driver)
+    wanted = [request(name, [index, *PROMPT], [picture(1, (1, 6))]) for index, name in enumerate(("a", "b"))]
+    if fault == "pixels are gone":
+
+        def gone(_: Pixels) -> torch.Tensor:
+            raise OSError("the arena is gone")
+
+        for one in wanted:
+            driver.engine.submit(one, gone)
+    else:
+        driver.submit(*wanted)
+    if fault == "too few tokens":
+        original = driver.runner.begin
+
+        def shortened(pixels: torch.Tensor) -> object:
+            return original(pixels[1:])
+
+        driver.runner.begin = shortened  # type: ignore[method-assign,assignment]
+    if fault == "in mid-encoding":
+        driver.step(2)
+
+        def break_once() -> None:
+            driver.runner.before_encode = lambda: None
+            raise RuntimeError("the encoder broke")
+
+        driver.runner.before_encode = break_once
+    driver.step(8)
+    for name in ("a", "b"):
+        finish = driver.told[name].finish
+        assert finish is not None
+        assert finish.error is not None
+        assert finish.error.code == "engine_error"
+    assert driver.engine.stats().encoding_bytes == 0
+    assert driver.finish()["stream"].ids == reference(stream)[0]
+
+
+def test_only_one_picture_is_under_way_at_a_time() -> None:
+    driver = timed(slices=100)
+    streaming(driver)
+    driver.submit(*(seeing(f"p{index}", index) for index in range(4)))
+    most = 0
+    while driver.engine.has_work:
+        driver.step()
+        most = max(most, driver.engine.stats().encoding_bytes)
+    assert most == 100
+    assert sum(driver.runner.sliced) == 400
+    driver.finish()
+
+
+def test_figures_tell_what_ran_beside_decoding() -> None:
+    driver = timed(Table(slice_s=4 * MS))
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.finish()
+    assert driver.engine.stats().encoder_slices == 12
+    assert driver.engine.stats().steps_over_target == 0, "by a clock on which steps take no time"
+
+
+def test_steps_that_took_too_long_are_counted() -> None:
+    driver = timed()
+    streaming(driver)
+
+    def slow() -> None:
+        driver.now_s += 20 * MS
+
+    driver.runner.before_step = slow
+    driver.step(3)
+    driver.runner.before_step = lambda: None
+    driver.step(3)
+    assert driver.engine.stats().steps_over_target == 3
+
+
+def test_requests_answer_the_same_with_and_without_a_target() -> None:
+    def answers(costs: Table | None, slices: int) -> dict[str, list[int]]:
+        driver = timed(costs, slices=slices, runner=LateRunner(num_slots=60, max_rows=4), optimistic=True)
+        wanted: Sequence[EngineRequest] = [
+            request(f"r{index}", PROMPT[index : index + 12], [picture(index % 5, (2, 7))], max_tokens=9)
+            for index in range(14)
+        ]
+        for one in wanted:
+            assert driver.engine.submit(one, load)
+            driver.step()
+        return {name: told.ids for name, told in driver.finish().items()}
+
+    assert answers(Table(), 12) == answers(Table(slice_s=30 * MS), 1) == answers(Table(token_s=9 * MS), 5)

@@ -1,0 +1,119 @@
+"""What is learned of a runner's speed: medians by size, straight lines between, each part of a step by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.step_costs import Curve, Load, StepCosts
+from engine.step_measure import measure
+from tests.engine.fake_runner import FakeRunner, LateRunner
+
+
+def test_between_sizes_lie_straight_lines_and_beyond_them_they_go_on() -> None:
+    curve = Curve(is_from_zero=True)
+    assert curve.at(100) == 0
+    curve.add(100, 1.0)
+    assert [curve.at(size) for size in (0, 50, 100, 200)] == [0, 0.5, 1.0, 2.0]
+    curve.add(200, 4.0)
+    assert [curve.at(size) for size in (50, 150, 300)] == [0.5, 2.5, 7.0]
+    assert curve.knows(102)
+    assert not curve.knows(150)
+
+
+def test_fewer_rows_than_were_measured_take_as_long() -> None:
+    curve = Curve(is_from_zero=False)
+    curve.add(8, 1.0)
+    assert [curve.at(size) for size in (1, 8, 64)] == [1.0, 1.0, 1.0]
+
+
+def test_a_slow_measurement_among_others_does_not_count_and_newer_ones_replace_older() -> None:
+    curve = Curve(is_from_zero=False)
+    for elapsed_s in (1.0, 1.0, 50.0, 1.0):
+        curve.add(8, elapsed_s)
+    assert curve.at(8) == 1.0
+    for _ in range(4):
+        curve.add(8, 2.0)
+    assert curve.at(8) == 2.0
+
+
+def test_more_work_is_never_taken_to_be_faster() -> None:
+    curve = Curve(is_from_zero=True)
+    for size, elapsed_s in ((10, 1.0), (20, 3.0), (40, 2.0)):
+        curve.add(size, elapsed_s)
+    costs = [curve.at(size) for size in range(60)]
+    assert costs == sorted(costs)
+
+
+def test_what_a_step_took_is_split_into_its_parts() -> None:
+    costs = StepCosts()
+    costs.stepped(Load(4, 4), 1.0, 0.0)
+    assert costs.decode_s(4, 4) == 1.0
+    costs.prompt.add(200, 0.5)
+    assert costs.prompt_s(100) == pytest.approx(0.25)
+    costs.stepped(Load(4, 4, 100), 1.5, 0.0)
+    assert costs.prompt_s(100) == pytest.approx(0.5), "twice as long as at start"
+    assert costs.prompt_s(200) == pytest.approx(1.0)
+    costs.stepped(Load(4, 4, 0, [(10.0, 2)]), 3.0, 2.0)
+    assert costs.decode_s(4, 4) == 1.0
+    costs.stepped(Load(4, 4, 100, [(10.0, 2)]), 1.9, None)
+    assert costs.slice_s(10.0) == pytest.approx(0.2)
+    assert costs.decode_s(4, 104) == pytest.approx(1.5), "drafts are tokens, too"
+
+
+def test_one_odd_step_changes_nothing_that_is_known_of_prompts() -> None:
+    costs = StepCosts()
+    costs.decode.add(4, 1.0)
+    costs.prompt.add(100, 0.5)
+    for elapsed_s in (1.5, 1.5, 9.0, 0.2, 1.5):
+        costs.stepped(Load(4, 4, 100), elapsed_s, 0.0)
+    assert costs.prompt_s(100) == pytest.approx(0.5)
+    costs.stepped(Load(4, 4, 1), 3.0, 0.0)
+    costs.stepped(Load(4, 4, 1), 3.0, 0.0)
+    assert costs.prompt_s(100) == pytest.approx(0.5), "a token takes too little to tell"
+
+
+@pytest.mark.parametrize("load", [Load(0, 0, 100), Load(4, 9), Load(4, 4, 9, [(1.0, 1), (2.0, 1)])])
+def test_steps_that_tell_nothing_of_one_part_teach_nothing(load: Load) -> None:
+    costs = StepCosts()
+    costs.stepped(load, 1.0, None if load.slices else 0.0)
+    assert (costs.decode_s(4, 4), costs.prompt_s(9), costs.slice_s(1.0)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("make", [FakeRunner, LateRunner])
+@pytest.mark.parametrize("slices", [1, 5])
+def test_a_runner_is_measured_at_start(make: type[FakeRunner], slices: int) -> None:
+    """By a clock on which each call takes a second and each token one more."""
+    now = [0.0]
+    runner = timed_runner(make, now)
+    runner.slices_of_picture = slices
+    costs = measure(runner, 64, clock=lambda: now[0], limit_s=1e9)
+    assert [costs.decode_s(rows, rows) for rows in (1, 2, 4, 7, 8)] == [2, 3, 5, 8, 9]
+    assert costs.prompt_s(64) == 64
+    assert costs.slice_s(1 / slices) > 0
+
+
+def test_a_slow_runner_is_measured_no_longer_than_allowed() -> None:
+    now = [0.0]
+    runner = timed_runner(FakeRunner, now)
+    costs = measure(runner, 64, clock=lambda: now[0], limit_s=1.0)
+    assert now[0] == 2 + 1 + 1 + 8 + 24, "one row, a picture twice, seven of eight rows, sixteen tokens beside them"
+    assert costs.decode_s(1, 1) == 2
+    assert costs.decode_s(7, 7) == 8
+    assert costs.prompt_s(16) == 16
+
+
+def timed_runner(make: type[FakeRunner], now: list[float]) -> FakeRunner:
+    """A fake runner whose rows point at the dummy slot, as those of a fresh table do, and whose work takes time."""
+
+    class Slow(make):  # type: ignore[misc,valid-type]
+        def step(self, rows: object) -> list[object]:
+            now[0] += 1 + sum(len(row.token_ids) for row in rows)  # type: ignore[attr-defined]
+            return []
+
+    runner: FakeRunner = Slow()
+
+    def encode() -> None:
+        now[0] += 1
+
+    runner.before_encode = encode
+    return runner

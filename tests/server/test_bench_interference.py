@@ -1,0 +1,47 @@
+"""The benchmark of pictures beside streams: what it sends is answered, and what it tells follows from what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from serving import Served
+
+from server.bench_interference import Round, Scenario, figures, measure, picture_url
+
+
+def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
+    """Two pictures beside streams."""
+    return Scenario(
+        streams=streams,
+        every_s=0.05,
+        pictures=[picture_url(seed, 80, 80) for seed in range(2)],
+        seconds=0.1,
+        turns=1,
+        stream_words=14,
+        stream_tokens=stream_tokens,
+        picture_tokens=3,
+    )
+
+
+def test_every_picture_is_answered_beside_streams_and_a_server_that_refuses_is_told_of(tiny_model: Path) -> None:
+    with Served(tiny_model, dtype="float32", max_running=8, kv_tokens=4096, api_key="secret") as server:
+        found = asyncio.run(measure(server.url, scenario(2), api_key="secret"))
+        assert len(found.ttft_ms) == 2
+        assert found.failed == 0
+        with pytest.raises(RuntimeError, match="404"):
+            asyncio.run(measure(server.url, scenario(2), model="another", api_key="secret"))
+
+
+def test_figures_compare_with_the_streams_alone() -> None:
+    total = Round()
+    for _ in range(2):
+        total.add(Round([10.0] * 100, [12.0] * 99 + [30.0], [1.2] * 99 + [3.0], [50.0, 70.0], 1))
+    told = figures(total)
+    assert told["alone ITL p50"] == 10
+    assert told["ITL p50"] == 12
+    assert told["slowest"] == 30
+    assert told["TTFT p50"] == 60
+    assert (told["pictures"], told["failed"]) == (4, 2)
+    assert figures(Round())["p99 / alone"] is None
