@@ -60,7 +60,7 @@ from server.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-    from engine.batch import Row, Runner, SampledToken
+    from engine.batch import Flight, Row, Runner, SampledToken
     from engine.core import Engine
 
 ROOT: Final = Path(__file__).parents[1]
@@ -131,13 +131,14 @@ def main(arguments: list[str] | None = None) -> int:
         for streams in map(int, options.streams.split(",")):
             rows.append(bench.compare(name, streams, options.rounds))
             if not options.json:
-                print(_line(rows[-1], header=len(rows) == 1), flush=True)
+                print(table_line(rows[-1], header=len(rows) == 1), flush=True)
     if options.json:
         print(json.dumps(rows, indent=1))
     return 0
 
 
-def _line(row: dict[str, Any], *, header: bool) -> str:
+def table_line(row: dict[str, Any], *, header: bool) -> str:
+    """A row of a Markdown table, with its heading or without."""
     line = " | ".join(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
     heading = f"| {' | '.join(row)} |\n|{'---|' * len(row)}\n" if header else ""
     return f"{heading}| {line} |"
@@ -303,12 +304,20 @@ class Bench:
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
-    def _run(self, streams: Sequence[Stream], mode: str, script: Sequence[int] | None) -> Figures:
+    def _run(
+        self,
+        streams: Sequence[Stream],
+        mode: str,
+        script: Sequence[int] | None,
+        adjust: Callable[[Engine], None] = lambda engine: None,
+    ) -> Figures:
+        """One round. `adjust`: what is done to the engine before."""
         from engine.core import Engine
 
-        runner = self._runner if script is None else Dictating(self._runner, script)
+        runner = self._runner if script is None else dictating(self._runner, script)
         engine = Engine(msgspec.structs.replace(self._config, speculation=mode), runner, self._clock)
         engine.speculator.controller = self._learnt
+        adjust(engine)
         waiting = [iter(stream.requests) for stream in streams]
         owners: dict[str, Iterator[EngineRequest]] = {}
         answers: dict[str, list[int]] = {}
@@ -370,12 +379,42 @@ class Dictating:
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
-        sampled = self._runner.step(rows)
+        return self.told(rows, self._runner.step(rows))
+
+    def told(self, rows: Sequence[Row], sampled: Sequence[SampledToken]) -> list[SampledToken]:
+        """The script's tokens in place of what was sampled."""
         asked = [own for row in rows if row.sampling is not None for own in (row.sampling, *row.drafted)]
         return [
             dataclasses.replace(token, token_id=self._script[(own.params.seed + own.output_index) % len(self._script)])
             for token, own in zip(sampled, asked, strict=True)
         ]
+
+
+class LaunchedDictating(Dictating):
+    """The same for a runner whose results come later. What the device goes on with is its own: it takes as long."""
+
+    def launch(self, rows: Sequence[Row]) -> DictatedFlight:
+        """See `OverlappedRunner.launch`."""
+        return DictatedFlight(self._runner.launch(rows), lambda sampled: self.told(rows, sampled))  # type: ignore[attr-defined]
+
+
+class DictatedFlight:
+    """See `engine.batch.Flight`."""
+
+    def __init__(self, flight: Flight, told: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
+        self._flight = flight
+        self._told = told
+
+    def result(self) -> list[SampledToken]:
+        """See `Flight.result`."""
+        return self._told(self._flight.result())
+
+
+def dictating(runner: Runner, script: Sequence[int]) -> Dictating:
+    """The runner, as one that says a given text."""
+    from engine.batch import OverlappedRunner
+
+    return (LaunchedDictating if isinstance(runner, OverlappedRunner) else Dictating)(runner, script)
 
 
 def _events(engine: Engine) -> Iterator[Any]:

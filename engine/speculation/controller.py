@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from engine.speculation.acceptance import Rates
+from engine.speculation.branching import Branching, fitting
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.step_times import StepTimes, row_class
 
@@ -58,6 +59,23 @@ class Lengths(Protocol):
         """Drafts of each row, at most as many as it has and `room` in all."""
         ...
 
+    def may_branch(self, rows: int) -> bool:
+        """Whether to make trees of what was guessed, where `choose` has found chains worth checking."""
+        ...
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """Drafts of each row if trees pay more than chains of these `lengths`, else None.
+
+        `gains`: how probably each guess of a row's tree stands, falling; None where the row has only its chain.
+        """
+        ...
+
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """Whether to see what a model could guess before this step, where it is right with `rates`."""
         ...
@@ -83,7 +101,16 @@ class Lengths(Protocol):
         """A step computed so many tokens of prompts and nothing else."""
         ...
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0) -> None:
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
         """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses, for which a model had
         taken `drafting_s` before.
         """
@@ -116,6 +143,26 @@ class Always:
             chosen.append(length)
         return chosen
 
+    def may_branch(self, rows: int) -> bool:
+        """Wherever proposals differ."""
+        return True
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        room -= sum(lengths)
+        widths = list(lengths)
+        for index, own in enumerate(gains):
+            if own is not None:
+                widths[index] = min(len(own), self._length, lengths[index] + room)
+                room += lengths[index] - widths[index]
+        return widths
+
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
         return self._length > 0
@@ -143,7 +190,16 @@ class Always:
     def prompts(self, tokens: int, elapsed_s: float) -> None:
         """Nothing is learnt."""
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0) -> None:
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
         """Nothing is learnt."""
 
     def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
@@ -168,6 +224,7 @@ class Controller:
 
     def __init__(self, model_cost: float | None = None) -> None:
         self.times = StepTimes()
+        self._branching = Branching(self.times, LENGTHS)
         self.models = None if model_cost is None else ModelLengths(self.times, model_cost)
         self._looking_s = 0.0
         self._pause = 0
@@ -250,15 +307,48 @@ class Controller:
         if self.models is not None:
             self.models.drafts.add_prompt(tokens, elapsed_s)
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0) -> None:
+    def may_branch(self, rows: int) -> bool:
+        """See `Lengths.may_branch`."""
+        return self._branching.may_branch(rows)
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        rows = len(lengths)
+        chains = [
+            candidate.rates.expected(length) if candidate is not None and length else 0.0
+            for candidate, length in zip(candidates, lengths, strict=True)
+        ]
+        chosen, plain_s = self._branching.choose(lengths, chains, gains, room), self.times.plain_s(rows)
+        if chosen is None or plain_s is None:
+            return None
+        widths, rate = chosen
+        self._watches[row_class(rows)].promise = rate * plain_s / rows
+        return widths
+
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
         """See `Lengths.stepped`."""
         if elapsed_s <= 0.0:
             return
         if self.models is not None:
             self.models.stepped(rows, tokens, gained, elapsed_s, drafting_s, is_pure=True)
-        if drafting_s > 0.0:
+        if drafting_s > 0.0:  # what had been promised without the model is not what came
             self.times.add(rows, tokens, elapsed_s)
-            return  # what had been promised without the model is not what came
+            return
         watch = self._watches.get(row_class(rows))
         if watch is not None:
             plain_s = self.times.plain_s(rows)
@@ -268,7 +358,10 @@ class Controller:
                 kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
                 watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
                 watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
-        self.times.add(rows, tokens, elapsed_s)
+        if has_trees:
+            self.times.add_tree(rows, tokens, elapsed_s)
+        else:
+            self.times.add(rows, tokens, elapsed_s)
 
     def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
         """See `Lengths.drafted_beside_prompts`."""
@@ -281,10 +374,8 @@ class Controller:
         for candidate in candidates:
             if candidate is None or candidate.rates.first < LEAST_RATE:
                 lengths.append(0)
-            elif rows == 1 or candidate.length >= longest:
-                lengths.append(min(candidate.length, longest))
             else:
-                lengths.append(max(length for length in (0, *LENGTHS) if length <= candidate.length))
+                lengths.append(fitting(candidate.length, longest, LENGTHS, rows))
         return lengths
 
     def _without_waste(

@@ -34,6 +34,7 @@ from preprocess.wire import (
 )
 from tests.engine.fake_drafter import FakeDrafter
 from tests.engine.fake_runner import VOCAB_SIZE, FakeRunner, load
+from tests.engine.speculation.random_trees import RandomTrees
 
 PLACEHOLDER = 7
 
@@ -203,9 +204,11 @@ class Driver:
             self.engine.scheduler.growth = Optimist()
         self.told: dict[str, Told] = {}
 
-    def draft(self, accuracy: float, length: int, seed: int = 0) -> Replay:
-        """From now on guess `length` tokens a step, each right with this probability, for all whose answer is known."""
-        source = Replay({}, accuracy, VOCAB_SIZE, seed)
+    def draft(self, accuracy: float, length: int, seed: int = 0, *, branches: int = 0) -> Replay:
+        """From now on guess `length` tokens a step, each right with this probability, for all whose answer is known.
+        `branches`: so many of them twice.
+        """
+        source = Replay({}, accuracy, VOCAB_SIZE, seed, branches=branches)
         self.engine.scheduler.speculator = self.engine.speculator
         self.engine.speculator.sources = [source]
         self.engine.speculator.controller = Always(length)
@@ -221,6 +224,11 @@ class Driver:
         engine.speculator.controller = Sometimes(length, seed, share)
         engine.scheduler.speculator = engine.speculator
         return drafter
+
+    def draft_trees(self, accuracy: float, size: int, seed: int = 0) -> RandomTrees:
+        """From now on check trees of any shape, of at most `size` guesses each."""
+        self.draft(0.0, size)
+        return RandomTrees({}, accuracy, VOCAB_SIZE, size, seed).guide(self.engine)
 
     def submit(self, *requests: EngineRequest) -> None:
         """Queue requests that must be admitted."""

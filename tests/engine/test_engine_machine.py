@@ -1,6 +1,6 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none, by scripts and by models that keep entries of their own, by tokens alone or by time
-with pictures in slices.
+with good drafts, bad ones and none, in chains and in trees, by scripts and by models that keep entries of their own, by
+tokens alone or by time with pictures in slices.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -62,6 +62,7 @@ class EngineMachine(RuleBasedStateMachine):
         make=st.sampled_from([FakeRunner, LateRunner]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        shape=st.sampled_from(["chain", "branches", "any tree"]),
         costs=st.sampled_from([None, (0.1, 1.0), (1.0, 4.0), (20.0, 20.0)]),
         slices=st.sampled_from([1, 2, 5]),
         ttft_target_ms=st.sampled_from([1.0, 100.0]),
@@ -82,6 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         make: type[FakeRunner],
         drafts: int,
         accuracy: float,
+        shape: str,
         costs: tuple[float, float] | None,
         slices: int,
         ttft_target_ms: float,
@@ -108,11 +110,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.patch.setattr(model_drafting, "MOST_LATE", most_late)
         self.answers: dict[str, list[int]] = {}
         self.followed: dict[int, int] = {}
-        if kind is Kind.REPLAY:
-            self.driver.draft(accuracy, drafts).answers = self.answers
+        if kind is not Kind.REPLAY:
+            self.driver.draft_with(kind, accuracy, drafts, share=share).answers = self.followed
+        elif shape == "any tree":
+            self.driver.draft_trees(accuracy, drafts).answers = self.answers
         else:
-            drafter = self.driver.draft_with(kind, accuracy, drafts, share=share)
-            drafter.answers = self.followed
+            self.driver.draft(accuracy, drafts, branches=3 * (shape == "branches")).answers = self.answers
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
 
