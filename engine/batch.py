@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from engine.speculation.drafter import Drafter
     from preprocess.wire import SamplingParams, TokenLogprobs
 
 
@@ -75,6 +76,11 @@ class Row:
     Drafts: the last `len(drafted)` of `token_ids` are guesses. `sampling` then asks for the token before the first of
     them, and `drafted` for the one after each, as if the guesses up to there were output. A runner samples all of them;
     whoever asked keeps those whose guesses were right.
+
+    Without `parents` each guess follows the token before it. With, they are a tree: `parents[i]` is the index among
+    `token_ids` of the token that guess i follows, the last one before the guesses or an earlier guess. A guess then
+    sees the tokens that lead to it and those before the guesses, and is rotated for the position that it would have in
+    the text, one more than its parent's; its keys and values still go to the slot of its place in `token_ids`.
     """
 
     table_row: int
@@ -85,6 +91,7 @@ class Row:
     positions: NDArray[np.int32] | None = None
     position_delta: int = 0
     drafted: Sequence[RowSampling] = field(default=())
+    parents: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,8 @@ class Runner(Protocol):
         slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
         embedding_bytes: Bytes of one vision token's embedding.
         max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
+        drafter: A model that guesses, loaded beside this one; its entries share the slots.
+        takes_trees: Whether guesses may be trees; if not, rows with `parents` are never sent.
         picture_side: Of a picture that the encoder takes whatever its model, in pixels.
     """
 
@@ -135,6 +144,8 @@ class Runner(Protocol):
     slot_table: torch.Tensor
     embedding_bytes: int
     max_drafts: int
+    drafter: Drafter | None
+    takes_trees: bool
     picture_side: int
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -30,9 +30,11 @@ from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
 from engine.outputs import Outputs
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
+from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.speculator import Speculator
+from engine.speculation.tree import path
 from engine.step_budget import StepBudget
 from engine.step_costs import Costs
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
@@ -58,6 +60,13 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
     """`max_batched_tokens`, with 0 replaced."""
     chosen = GPU_BATCHED_TOKENS if isinstance(runner, OverlappedRunner) else CPU_BATCHED_TOKENS
     return config.max_batched_tokens or chosen
+
+
+def is_timed(config: EngineConfig, runner: Runner) -> bool:
+    """Whether steps are bounded by time. Where a runner overlaps (a GPU) only if a target is named: by default its
+    steps are those that docs/performance.md has figures of.
+    """
+    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or not isinstance(runner, OverlappedRunner))
 
 
 class Engine:
@@ -86,7 +95,10 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
-        self.speculator = Speculator(config.speculation, runner.max_drafts, runner.vocab_size)
+        model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
+        self.speculator = Speculator(
+            config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees
+        )
         self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
         self.scheduler = Scheduler(
             self.kv,
@@ -316,6 +328,7 @@ class Engine:
                 sequence.num_pending -= 1
                 sequence.num_drafted += len(drafts)
                 if sequence.serial not in self._flagged:
+                    self._keep_path(part.chunk, standing)
                     kept = self._append(sequence, standing, now_s)
                     if sequence.drafting is not None:
                         self.speculator.verified(sequence, drafts, standing, kept)
@@ -327,6 +340,15 @@ class Engine:
         self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s)
         if self.speculator.is_on:
             self.speculator.stepped(batch.plan, elapsed_s)
+
+    def _keep_path(self, chunk: Chunk, standing: list[SampledToken]) -> None:
+        """Put the slots of those drafts of a tree that stand in the order of the text; the others come behind."""
+        if chunk.parents is None:
+            return
+        nodes = path(chunk.drafts, chunk.parents, [token.token_id for token in standing[:-1]])
+        if nodes != list(range(1, len(nodes) + 1)):
+            assert chunk.sequence.hold is not None
+            self.kv.reorder(chunk.sequence.hold, chunk.start + 1, [node - 1 for node in nodes])
 
     def _append(self, sequence: Sequence, tokens: list[SampledToken], now_s: float) -> int:
         """The sequence's next outputs, and its end if one of them is the last. What follows that is dropped; says how

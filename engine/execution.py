@@ -16,6 +16,7 @@ from engine.encoding import Encoding
 from engine.grammar import Grammars, RowMask, Wanted
 from engine.kv.pool import SlotPool
 from engine.scheduler import Chunk, Plan
+from engine.speculation.tree import lineages
 from engine.speculation.verify import standing
 from engine.step_budget import StepBudget
 from engine.vision_cache import VisionCache
@@ -140,7 +141,7 @@ class Execution:
             params = sequence.request.sampling
             num_early = max(params.min_tokens - len(sequence.output_ids), 0)
             assert sequence.grammar is not None
-            wanted.append(Wanted(sequence.grammar, params.stop_token_ids, num_early, chunk.drafts))
+            wanted.append(Wanted(sequence.grammar, params.stop_token_ids, num_early, chunk.drafts, chunk.parents))
         masks = self._grammars.masks(wanted)
         return {chunk.sequence.serial: mask for chunk, mask in zip(shaped, masks, strict=True)}
 
@@ -150,13 +151,13 @@ class Execution:
         sampling = sequence.sampling((), masks[0] if masks else None) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
         if chunk.drafts:
-            drafts = chunk.drafts
+            drafts, parents = chunk.drafts, chunk.parents
             drafted = [
-                sequence.sampling(drafts[: index + 1], masks[index + 1] if masks else None)
-                for index in range(len(drafts))
+                sequence.sampling(lineage, masks[index + 1] if masks else None)
+                for index, lineage in enumerate(lineages(drafts, parents))
             ]
-            ids = [*sequence.output_ids[first:], *drafts]
-            return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta, drafted=drafted)
+            ids, delta = [*sequence.output_ids[first:], *drafts], sequence.position_delta
+            return Row(sequence.hold.row, start, ids, sampling, position_delta=delta, drafted=drafted, parents=parents)
         if first >= 0:
             ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
             return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
@@ -187,7 +188,9 @@ def _standing(sampled: list[SampledToken], chunks: list[Chunk]) -> list[list[Sam
         raise RuntimeError(f"the runner returned {len(sampled)} tokens where {expected} were to be sampled")
     tokens = iter(sampled)
     return [
-        standing(chunk.drafts, [next(tokens), *islice(tokens, len(chunk.drafts))], chunk.sequence.grammar)
+        standing(
+            chunk.drafts, [next(tokens), *islice(tokens, len(chunk.drafts))], chunk.sequence.grammar, chunk.parents
+        )
         if chunk.drafts
         else [next(tokens)]
         for chunk in chunks

@@ -77,7 +77,7 @@ class GrammarState:
         token_ids: What it has accepted.
         failure: Why the sequence cannot go on, if it cannot.
         cost_s: Processor time that its masks took, beyond what every token may.
-        num_masks: How many of the last step's masks are right; tokens drawn under later ones mean nothing.
+        right_masks: Which of the last step's masks are right; tokens drawn under others mean nothing.
     """
 
     def __init__(self, text: str, compiled: Future[LLMatcher | None]) -> None:
@@ -85,7 +85,7 @@ class GrammarState:
         self.token_ids: list[int] = []
         self.failure: BeholderError | None = None
         self.cost_s = 0.0
-        self.num_masks = 1
+        self.right_masks = [True]
         self.compiled = compiled
         self._matcher: LLMatcher | None = None
 
@@ -160,14 +160,15 @@ class RowMask:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row that needs a mask, and one more after each of its `drafts`. Ends that are no `stop_token_ids`, or come
-    among the next `num_early` tokens, pass only where nothing else can.
+    """A row that needs a mask, and one more after each of its `drafts` (`parents`: see `engine.speculation.tree`). Ends
+    that are no `stop_token_ids`, or come among the next `num_early` tokens, pass only where nothing else can.
     """
 
     state: GrammarState
     stop_token_ids: Sequence[int]
     num_early: int
     drafts: Sequence[int] = ()
+    parents: Sequence[int] | None = None
 
 
 class Grammars:
@@ -240,33 +241,57 @@ class Grammars:
             own = words[first : first + 1 + len(item.drafts)]
             first += len(own)
             self._fill_row(own[0], item)
-            item.state.num_masks = 1 + self._fill_drafts(own[1:], item)
-            free_s = FREE_S * item.state.num_masks
+            item.state.right_masks = [True, *self._fill_drafts(own[1:], item)]
+            free_s = FREE_S * sum(item.state.right_masks)
             item.state.cost_s = max(item.state.cost_s + time.thread_time() - started_s - free_s, 0.0)
             if item.state.cost_s > PATIENCE_S and item.state.failure is None:
                 item.state.fail("its masks take too long")
         return words
 
-    def _fill_drafts(self, rows: Words, wanted: Wanted) -> int:
+    def _fill_drafts(self, rows: Words, wanted: Wanted) -> list[bool]:
         """Masks (drafts, words) for what follows each draft, as far as the grammar allows the drafts and goes on behind
-        them; says how far. The matcher ends where it was.
+        them; says which are right. The matcher ends where it was.
         """
+        right = [False] * len(rows)
         matcher = wanted.state.matcher()
-        if not len(rows) or matcher is None or wanted.state.failure is not None:
-            return 0
-        consumed = filled = 0
-        for row, draft in zip(rows, wanted.drafts, strict=True):
-            if matcher.is_stopped() or not matcher.try_consume_tokens([draft]):
+        if not right or matcher is None or wanted.state.failure is not None:
+            return right
+        parents = wanted.parents or range(len(rows))
+        lead: list[int] = []  # the drafts that the matcher has consumed, by their numbers among the row's tokens
+        for index, (row, draft, parent) in enumerate(zip(rows, wanted.drafts, parents, strict=True)):
+            if parent and not right[parent - 1]:
+                continue
+            if not self._go_to(matcher, lead, parent, wanted) or matcher.is_stopped():
                 break
-            consumed += 1
-            if matcher.is_stopped() or self._mask(row, matcher):
+            if not matcher.try_consume_tokens([draft]):
+                continue
+            lead.append(index + 1)
+            if matcher.is_stopped():
+                continue
+            if self._mask(row, matcher):
                 break
-            self._prefer_going_on(row, wanted, consumed)
-            filled += 1
-        rows[filled:] = -1
-        if consumed and not matcher.rollback(consumed):
+            self._prefer_going_on(row, wanted, len(lead))
+            right[index] = True
+        rows[~np.array(right)] = -1
+        if lead and not matcher.rollback(len(lead)):
             wanted.state.start_over(self._compile(wanted.state.text))
-        return filled
+        return right
+
+    def _go_to(self, matcher: LLMatcher, lead: list[int], node: int, wanted: Wanted) -> bool:
+        """Move the matcher from behind the drafts `lead` to behind draft `node` of a tree, and `lead` with it."""
+        way: list[int] = []
+        while node and node not in lead:
+            way.append(node)
+            node = 0 if wanted.parents is None else wanted.parents[node - 1]
+        kept = lead.index(node) + 1 if node else 0
+        if len(lead) > kept and not matcher.rollback(len(lead) - kept):
+            return False
+        del lead[kept:]
+        for node in reversed(way):
+            if not matcher.try_consume_tokens([wanted.drafts[node - 1]]):
+                return False
+            lead.append(node)
+        return True
 
     def _fill_row(self, row: Words, wanted: Wanted) -> None:
         state = wanted.state

@@ -44,7 +44,7 @@ def main() -> None:
     child = Child.from_stdin()
     config = child.config(EngineConfig)
     inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
-    from engine.core import Engine, batched_tokens  # torch takes seconds to import: after the sockets stand
+    from engine.core import Engine, batched_tokens, is_timed  # torch takes seconds to import: after the sockets stand
     from engine.limits import with_vision_cache
     from engine.load import load_runner
     from engine.step_measure import measure
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         runner = load_runner(config)
         runner.warm_up()
-        costs = measure(runner, batched_tokens(config, runner)) if config.ttft_target_ms else None
+        costs = measure(runner, batched_tokens(config, runner)) if is_timed(config, runner) else None
         config = with_vision_cache(config, runner)
     except BeholderError as error:
         child.fail(error.message)

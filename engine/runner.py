@@ -17,6 +17,9 @@ from engine.attention.torch_backend import TorchAttention
 from engine.batch import PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
+from engine.speculation.drafter import Drafter
+from engine.speculation.torch_drafters import Head
+from engine.speculation.tree import offsets
 from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
@@ -76,6 +79,9 @@ class TorchRunner:
         self.max_positions = max_positions
         self.max_rows = max_rows
         self.max_drafts = MAX_DRAFTS if device.type == "cpu" else 0  # GPU steps have no graph for drafts yet
+        self.drafter: Drafter | None = None
+        self._head: Head | None = None
+        self.takes_trees = self.max_drafts > 0
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device
@@ -91,6 +97,11 @@ class TorchRunner:
             (config.num_layers, num_slots, 2, config.num_kv_heads, config.head_dim), dtype=dtype, device=device
         )
         self.attention = TorchAttention(self.kv_pool, self.slot_table)
+
+    def guess_with(self, drafter: Drafter) -> None:
+        """Let a draft model or head guess, that shares this runner's slots. Call before the first step."""
+        self.drafter = drafter
+        self._head = drafter if isinstance(drafter, Head) else None
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -119,7 +130,7 @@ class TorchRunner:
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "kernel": self.kernel,
-            "kv_bytes": self.kv_pool.nbytes,
+            "kv_bytes": self.kv_pool.nbytes + self.num_slots * (self.drafter.token_bytes if self.drafter else 0),
             "model_context": self.model.config.max_positions,
         }
 
@@ -137,6 +148,8 @@ class TorchRunner:
         self.step([Row(0, 0, [0] * length, sampling, [picture])])
         for rows in {1, min(8, self.max_rows)}:
             self.step([Row(row, length, [0], sampling) for row in range(rows)])
+        if self.drafter is not None:
+            self.drafter.warm_up()
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -144,7 +157,7 @@ class TorchRunner:
         # Rows of one token come first, longest first, as attention wants them; results go back to the order asked for.
         order = sorted(range(len(rows)), key=lambda index: _layout_key(rows[index]))
         laid_out = [rows[index] for index in order]
-        segments = [Segment(row.table_row, row.start, len(row.token_ids)) for row in laid_out]
+        segments = [Segment(row.table_row, row.start, len(row.token_ids), row.parents) for row in laid_out]
 
         token_ids: list[int] = []
         positions: list[int] = []
@@ -162,12 +175,16 @@ class TorchRunner:
 
         hidden = self.model.embed(torch.tensor(token_ids, device=self.device))  # (tokens, hidden)
         width = hidden.shape[1]
-        for at, embeddings in pictures:
-            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)[:, :width]
+        seen = [(at, embeddings.view(len(embeddings), -1)[:, :width]) for at, embeddings in pictures]
+        for at, embeddings in seen:
+            hidden[at : at + len(embeddings)] = embeddings
         at_positions = torch.tensor(positions, device=self.device)
         plan = self.attention.plan(segments, at_positions)
-        rotary = at_positions if self.model.config.rope.sections is None else self._rotary(laid_out, at_positions)
-        hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
+        rotary = self._rotary(laid_out, at_positions)
+        features = None if self._head is None else dict.fromkeys(self._head.layers, hidden)
+        hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures), features)
+        if self._head is not None and features is not None:
+            self._head.remember(plan.write_slots, features, seen)
         ends = [
             token
             for index, row in enumerate(rows)
@@ -181,7 +198,13 @@ class TorchRunner:
         return self.model.logits(hidden)
 
     def _rotary(self, rows: Sequence[Row], positions: torch.Tensor) -> torch.Tensor:
-        """int64 (3, tokens), or (tokens,) where all axes are equal: rotary positions of tokens at `positions`."""
+        """int64 (3, tokens), or (tokens,) where all axes are equal: rotary positions of tokens whose slots are at
+        `positions` of the table.
+        """
+        if any(row.parents is not None for row in rows):
+            positions = torch.tensor([position for row in rows for position in _positions(row)], device=self.device)
+        if self.model.config.rope.sections is None:
+            return positions
         if all(row.positions is None for row in rows):
             if not any(row.position_delta for row in rows):
                 return positions
@@ -191,10 +214,8 @@ class TorchRunner:
         for row in rows:
             own = row.positions
             if own is None:
-                first = row.start + row.position_delta
-                own = np.broadcast_to(
-                    np.arange(first, first + len(row.token_ids), dtype=np.int32), (3, len(row.token_ids))
-                )
+                in_text = np.array(_positions(row), dtype=np.int32) + row.position_delta
+                own = np.broadcast_to(in_text, (3, len(in_text)))
             parts.append(own)
         return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.int64)).to(self.device)
 
@@ -213,6 +234,13 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _positions(row: Row) -> Sequence[int]:
+    """Where in the text each of a row's tokens stands: drafts of a tree stand beside each other."""
+    if row.parents is None:
+        return range(row.start, row.start + len(row.token_ids))
+    return [row.start + offset for offset in offsets(row.parents, len(row.token_ids))]
 
 
 def _layout_key(row: Row) -> tuple[int, int]:

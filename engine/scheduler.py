@@ -16,6 +16,7 @@ from engine.encoding import Encoding, Encodings
 from engine.kv.cache import KVCache, KVHold
 from engine.kv.radix import shared_length
 from engine.sequence import Picture, Sequence, State
+from engine.speculation.tree import NO_DRAFTS
 from engine.step_budget import Room, StepBudget
 from engine.step_costs import Load
 from engine.vision_cache import VisionCache
@@ -36,7 +37,8 @@ MAX_EXPECTED_OUTPUT: Final = 4096
 class Chunk:
     """`count` tokens of a sequence from position `start`; `samples`: they reach its end, so a token follows.
 
-    The last of them may be `drafts`: guesses of the next tokens, no part of the sequence yet.
+    The last of them may be `drafts`: guesses of the next tokens, no part of the sequence yet. With `parents` they are a
+    tree (see `engine.speculation.tree`), and hold slots in the order in which they stand here.
     """
 
     sequence: Sequence
@@ -44,6 +46,7 @@ class Chunk:
     count: int
     samples: bool
     drafts: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -177,17 +180,20 @@ class Scheduler:
             decoding = self._decoding()
         if not decoding:
             return
-        drafts: Ordered[tuple[int, ...]] = [()] * len(decoding)
+        drafts = [NO_DRAFTS] * len(decoding)
         if self.speculator is not None and not any(sequence.num_pending for sequence in decoding):
             # Guesses must not keep prompts waiting, nor take the slots that the sequences themselves ask for.
             is_alone = len(decoding) == len(self.running) and not len(self.waiting)
             budget = plan.budget if is_alone else plan.budget // MAX_DRAFT_SHARE
             room = min(budget, self.kv.num_available) - len(decoding)
             drafts = self.speculator.propose(decoding, max(room, 0))
-        counts = [1 + len(guesses) for guesses in drafts]
+        counts = [1 + len(guesses.token_ids) for guesses in drafts]
         self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None], counts)
+        if self.speculator is not None:  # a model that guesses writes to the slots of its guesses
+            drafts = self.speculator.draft(decoding, drafts)
+            counts = [1 + len(guesses.token_ids) for guesses in drafts]
         plan.chunks.extend(
-            Chunk(sequence, sequence.num_computed, count, True, guesses)
+            Chunk(sequence, sequence.num_computed, count, True, *guesses)
             for sequence, count, guesses in zip(decoding, counts, drafts, strict=True)
         )
         plan.budget -= sum(counts)

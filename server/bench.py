@@ -61,8 +61,13 @@ def main(arguments: list[str]) -> int:
         from server.bench_speculation import main as measure_speculation
 
         return measure_speculation([argument for argument in arguments if argument != "--speculation"])
+    if "--replay" in arguments:
+        from server.bench_replay import main as measure_replay
+
+        return measure_replay([argument for argument in arguments if argument != "--replay"])
     parser = argparse.ArgumentParser(prog="beholder bench", description=__doc__)
     parser.add_argument("--speculation", action="store_true", help="measure drafting instead, see its own --help")
+    parser.add_argument("--replay", action="store_true", help="measure scripted drafts instead, see its own --help")
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--requests", type=int, default=20, help="pictures for TTFT in each round (default: 20)")

@@ -15,7 +15,8 @@ times are processor time of that thread, since shared machines are noisy; otherw
     slow       the scene drifts, and now and then is another
     cuts       another scene each time
 
-    beholder bench --speculation [--model FOLDER] [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
+    beholder bench --speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER]
+                                 [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,7 +60,7 @@ from server.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-    from engine.batch import Row, Runner, SampledToken
+    from engine.batch import Flight, Row, Runner, SampledToken
     from engine.core import Engine
 
 ROOT: Final = Path(__file__).parents[1]
@@ -114,6 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", default="1,4,16,64", help="clients at once (default: 1,4,16,64)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them (default: all)")
+    parser.add_argument("--draft-model", default="", help="a smaller model that guesses (default: none)")
+    parser.add_argument("--draft-head", default="", help="a head that guesses (default: the model's own, if any)")
     parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -121,34 +124,40 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(options.workloads.split(",")) - set(WORKLOADS)
     if unknown:
         parser.error(f"unknown workloads {', '.join(sorted(unknown))}; expected some of {', '.join(WORKLOADS)}")
-    bench = Bench(options.model, options.mode, options.dtype)
+    drafters = {"draft_model": options.draft_model, "draft_head": options.draft_head}
+    bench = Bench({"model": options.model, "speculation": options.mode, "dtype": options.dtype, **drafters})
     rows = []
     for name in options.workloads.split(","):
         for streams in map(int, options.streams.split(",")):
             rows.append(bench.compare(name, streams, options.rounds))
             if not options.json:
-                print(_line(rows[-1], header=len(rows) == 1), flush=True)
+                print(table_line(rows[-1], header=len(rows) == 1), flush=True)
     if options.json:
         print(json.dumps(rows, indent=1))
     return 0
 
 
-def _line(row: dict[str, Any], *, header: bool) -> str:
+def table_line(row: dict[str, Any], *, header: bool) -> str:
+    """A row of a Markdown table, with its heading or without."""
     line = " | ".join(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
     heading = f"| {' | '.join(row)} |\n|{'---|' * len(row)}\n" if header else ""
     return f"{heading}| {line} |"
 
 
 class Bench:
-    """One loaded model that both sides use in turn."""
+    """One loaded model that both sides use in turn.
 
-    def __init__(self, model: str, speculation: str, dtype: str) -> None:
+    Args:
+        options: As in `Settings`.
+    """
+
+    def __init__(self, options: Mapping[str, object]) -> None:
         import torch
 
         from engine.load import load_runner
         from engine.speculation.controller import Controller
 
-        self._settings = Settings.load({"model": model, "speculation": speculation, "dtype": dtype}).resolve_model()
+        self._settings = Settings.load(options).resolve_model()
         config = self._settings.engine_config()
         self._config = msgspec.structs.replace(config, max_waiting=1024, max_waiting_tokens=10**9)
         self._runner = load_runner(self._config)
@@ -157,7 +166,8 @@ class Bench:
         self._clock = time.thread_time if is_one_thread else time.perf_counter
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
-        self._learnt = Controller()
+        drafter = self._runner.drafter
+        self._learnt = Controller(None if drafter is None else drafter.cost)
         self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
 
@@ -294,12 +304,20 @@ class Bench:
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
-    def _run(self, streams: Sequence[Stream], mode: str, script: Sequence[int] | None) -> Figures:
+    def _run(
+        self,
+        streams: Sequence[Stream],
+        mode: str,
+        script: Sequence[int] | None,
+        adjust: Callable[[Engine], None] = lambda engine: None,
+    ) -> Figures:
+        """One round. `adjust`: what is done to the engine before."""
         from engine.core import Engine
 
-        runner = self._runner if script is None else Dictating(self._runner, script)
+        runner = self._runner if script is None else dictating(self._runner, script)
         engine = Engine(msgspec.structs.replace(self._config, speculation=mode), runner, self._clock)
         engine.speculator.controller = self._learnt
+        adjust(engine)
         waiting = [iter(stream.requests) for stream in streams]
         owners: dict[str, Iterator[EngineRequest]] = {}
         answers: dict[str, list[int]] = {}
@@ -361,12 +379,42 @@ class Dictating:
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
-        sampled = self._runner.step(rows)
+        return self.told(rows, self._runner.step(rows))
+
+    def told(self, rows: Sequence[Row], sampled: Sequence[SampledToken]) -> list[SampledToken]:
+        """The script's tokens in place of what was sampled."""
         asked = [own for row in rows if row.sampling is not None for own in (row.sampling, *row.drafted)]
         return [
             dataclasses.replace(token, token_id=self._script[(own.params.seed + own.output_index) % len(self._script)])
             for token, own in zip(sampled, asked, strict=True)
         ]
+
+
+class LaunchedDictating(Dictating):
+    """The same for a runner whose results come later. What the device goes on with is its own: it takes as long."""
+
+    def launch(self, rows: Sequence[Row]) -> DictatedFlight:
+        """See `OverlappedRunner.launch`."""
+        return DictatedFlight(self._runner.launch(rows), lambda sampled: self.told(rows, sampled))  # type: ignore[attr-defined]
+
+
+class DictatedFlight:
+    """See `engine.batch.Flight`."""
+
+    def __init__(self, flight: Flight, told: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
+        self._flight = flight
+        self._told = told
+
+    def result(self) -> list[SampledToken]:
+        """See `Flight.result`."""
+        return self._told(self._flight.result())
+
+
+def dictating(runner: Runner, script: Sequence[int]) -> Dictating:
+    """The runner, as one that says a given text."""
+    from engine.batch import OverlappedRunner
+
+    return (LaunchedDictating if isinstance(runner, OverlappedRunner) else Dictating)(runner, script)
 
 
 def _events(engine: Engine) -> Iterator[Any]:

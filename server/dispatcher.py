@@ -187,16 +187,20 @@ class Dispatcher(OpenCalls):
             segmenting,
             questions=questions,
         )
-        return self._line_up(job, n, num_bytes)
+        num_clips = sum(isinstance(part, VideoPart) for part in media)
+        return self._line_up(job, n, num_bytes, len(media) - num_clips, num_clips)
 
     def _new_id(self) -> str:
         self._serial += 1
         return f"{self.epoch}-{self._serial}"
 
-    def _line_up(self, job: Job | Look | Preview, n: int, num_bytes: int) -> OpenCall:
+    def _line_up(
+        self, job: Job | Look | Preview, n: int, num_bytes: int, num_images: int = 0, num_clips: int = 0
+    ) -> OpenCall:
         """Have a job done by a worker, or refuse it."""
         self._queue.check_room(num_bytes)
-        call = OpenCall(job.request_id, job, n, num_bytes, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        call = OpenCall(job.request_id, job, n, num_bytes, answer, num_images, num_clips)
         self._calls[job.request_id] = call
         self._queue.put(call)
         return call

@@ -18,6 +18,9 @@ class OpenCall:
     num_choices: int
     waiting_bytes: int
     prepared: asyncio.Future[Prepared | Looked | Previewed]
+    num_images: int = 0
+    num_clips: int = 0
+    """Of a chat: counted once, since it may have very many parts."""
     lease: Lease = field(default_factory=Lease)
     worker: int | None = None
     admissions: dict[str, asyncio.Future[None]] = field(default_factory=dict)

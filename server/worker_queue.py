@@ -118,7 +118,10 @@ class WorkerQueue:
             call.worker = index
             worker.call, worker.job = call, f"{call.request_id}/{call.deaths}"
             job = msgspec.structs.replace(self._with_lease(call), request_id=worker.job, generation=state.generation)
-            self._send(f"worker-{index}", *frames_of(job))
+            self._send(
+                f"worker-{index}",
+                *frames_of(job, has_media=not isinstance(job, Job) or bool(call.num_images + call.num_clips)),
+            )
 
     def answered(self, job_id: str) -> OpenCall | None:
         """Free the worker that answered; None when that job is nobody's any more."""
@@ -147,10 +150,7 @@ class WorkerQueue:
         """The call's job with room for its pixels; looks and previews need none."""
         if not isinstance(call.job, Job):
             return call.job
-        parts = [part for message in call.job.messages for part in message.content]
-        num_images = sum(isinstance(part, ImagePart) for part in parts)
-        num_clips = sum(isinstance(part, VideoPart) for part in parts)
-        wanted = num_images * self._pixel_bytes_per_image + num_clips * self._pixel_bytes_per_clip
+        wanted = call.num_images * self._pixel_bytes_per_image + call.num_clips * self._pixel_bytes_per_clip
         call.lease = self._leases.lease(min(wanted, self._most_for_one))  # what does not fit goes inline
         return msgspec.structs.replace(call.job, lease=call.lease, max_context=self.max_context)
 

@@ -19,7 +19,7 @@ HEAD: Final = """
 <link rel="stylesheet" href="own/engine_page.css">
 <meta name="color-scheme" content="light dark">
 <script src="own/appearance.js"></script>
-<script type="module" src="own/tabs.js"></script>
+<script src="own/tabs.js"></script>
 <script type="module" src="own/main.js"></script>
 """
 

@@ -4,12 +4,13 @@ The pool is one tensor (layers, slots, 2, kv_heads, head_dim), keys and values o
 both with one `index_copy_` and gathers both with one `index_select`, each row of which is one contiguous copy.
 
 Keys that several query heads share are never copied: in decode those heads stand as further queries of one head, in
-prefill the keys are expanded as a view. Rows that verify a few drafts are decode rows with several queries each.
+prefill the keys are expanded as a view. Rows that verify a few drafts are decode rows with several queries each; where
+drafts are trees, the bias hides from each what does not lead to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.backend import Segment
+from engine.speculation.tree import hidden
 
 MAX_DECODE_TOKENS: Final = 16
 """Segments of at most so many tokens are computed as decode rows, all of one length at once."""
@@ -55,8 +57,8 @@ class TorchPlan:
         self, pool: torch.Tensor, write_slots: torch.Tensor, decodes: list[_Decode], prefills: list[_Prefill]
     ) -> None:
         self._layers = pool.unbind(0)
+        self.write_slots = write_slots  # (tokens,), where the step's keys and values go
         self._kv_heads = pool.shape[3]
-        self._write_slots = write_slots
         self._decodes = decodes
         self._prefills = prefills
         self._biases: dict[int, torch.Tensor] = {}
@@ -64,7 +66,7 @@ class TorchPlan:
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
         pool = self._layers[layer]  # (slots, 2, kv_heads, head_dim)
-        pool.index_copy_(0, self._write_slots, key_value)
+        pool.index_copy_(0, self.write_slots, key_value)
         parts = [self._decode(pool, query, part) for part in self._decodes]
         parts += [self._prefill(pool, query, part) for part in self._prefills]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -145,7 +147,8 @@ class TorchAttention:
                 last += 1
             seen = positions[token : token + (last - first) * tokens].view(-1, tokens) + 1
             even = segments[last - 1].start + tokens == longest
-            decodes.append(self._plan_decode(token, table_rows[first:last], seen, longest, even))
+            trees = {row: part for row, part in enumerate(segments[first:last]) if part.parents is not None}
+            decodes.append(self._plan_decode(token, table_rows[first:last], seen, longest, even, trees))
             token += (last - first) * tokens
             first = last
 
@@ -156,15 +159,25 @@ class TorchAttention:
         return TorchPlan(self.pool, write_slots, decodes, prefills)
 
     def _plan_decode(
-        self, first: int, table_rows: torch.Tensor, seen: torch.Tensor, longest: int, even: bool
+        self,
+        first: int,
+        table_rows: torch.Tensor,
+        seen: torch.Tensor,
+        longest: int,
+        even: bool,
+        trees: Mapping[int, Segment],
     ) -> _Decode:
-        """`seen`: how many positions each token of each row looks at, (rows, tokens). `even`: all rows are as long."""
+        """`seen`: how many places each token of each row looks at, (rows, tokens), but for the trees among the rows.
+        `even`: all rows are as long.
+        """
         rows, tokens = seen.shape
         slots = self.slot_table[:, :longest].index_select(0, table_rows)  # (rows, longest)
         bias = None
         if not even or tokens > 1:
             beyond = torch.arange(longest, device=slots.device) >= seen.unsqueeze(2)  # (rows, tokens, longest)
             slots.masked_fill_(beyond[:, -1], 0)  # whatever stands there could be somebody's infinities
+            for row, part in trees.items():
+                beyond[row, :, part.start : part.start + tokens] = _hidden(part, beyond.device)
             bias = torch.zeros(beyond.shape, dtype=self.pool.dtype, device=slots.device)
             bias = bias.masked_fill_(beyond, -torch.inf).unsqueeze(1)
         gathered = self.pool.new_empty((rows * longest, *self.pool.shape[2:]))
@@ -174,7 +187,16 @@ class TorchAttention:
     def _plan_prefill(self, first: int, segment: Segment) -> _Prefill:
         end = segment.start + segment.length
         slots = self.slot_table[segment.table_row, :end]
-        if segment.start == 0:
+        if segment.start == 0 and segment.parents is None:
             return _Prefill(first, segment.length, slots, None)
         bias = torch.full((segment.length, end), -torch.inf, dtype=self.pool.dtype, device=slots.device)
-        return _Prefill(first, segment.length, slots, bias.triu_(segment.start + 1))
+        bias.triu_(segment.start + 1)
+        if segment.parents is not None:
+            bias[:, segment.start :].masked_fill_(_hidden(segment, slots.device), -torch.inf)
+        return _Prefill(first, segment.length, slots, bias)
+
+
+def _hidden(tree: Segment, device: torch.device) -> torch.Tensor:
+    """bool (length, length): which of a tree's own tokens each must not see."""
+    assert tree.parents is not None
+    return torch.from_numpy(hidden(tree.parents, tree.length)).to(device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -18,10 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.attention.torch_backend import TorchAttention
 from engine.batch import Row
 from engine.cpu.native import NativeModel, Step, library
 from engine.models.decoder import Decoder
-from engine.runner import TorchRunner, VisionEncoder
+from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
+from engine.speculation.tree import hidden, offsets
 from preprocess.blocks.rope import MRope
 
 SHORT: Final = 16
@@ -54,6 +57,10 @@ class CpuRunner(TorchRunner):
             dtype=dtype,
             device=device,
         )
+        # Behind the rows of sequences those of their trees' guesses. Zeros take no memory before they are written.
+        self._places = np.zeros((max_rows * (1 + MAX_DRAFTS), max_positions), np.int32)
+        self.slot_table = torch.from_numpy(self._places)[:max_rows]
+        self.attention = TorchAttention(self.kv_pool, self.slot_table)
         loaded = library()
         assert loaded is not None
         self.kernel = "native"
@@ -89,6 +96,7 @@ class CpuRunner(TorchRunner):
 
     def _run(self, rows: Sequence[Row]) -> torch.Tensor:
         """`logits` by the library."""
+        rows = self._without_trees(rows)
         lengths = [len(row.token_ids) for row in rows]
         num_tokens = sum(lengths)
         table = np.empty((len(rows), 4), np.int32)  # `Row` of step.cpp
@@ -117,6 +125,32 @@ class CpuRunner(TorchRunner):
             self.model.progress()
             self._library.beholder_step(model, ctypes.byref(step), layer, layer + at_once, self.threads)
         return logits
+
+    def _without_trees(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The same with each guess of a tree as a row of its own, whose places are those of the tokens that it sees:
+        the library knows chains only, and computes a token alike in any row.
+        """
+        if all(row.parents is None for row in rows):
+            return rows
+        plain: list[Row] = []
+        place = self.max_rows
+        for row in rows:
+            if row.parents is None:
+                plain.append(row)
+                continue
+            num_tokens, axes, own = len(row.token_ids), row.positions, self._places[row.table_row]
+            num_given = num_tokens - len(row.drafted)
+            given = None if axes is None else axes[:, :num_given]
+            plain.append(replace(row, token_ids=row.token_ids[:num_given], positions=given, drafted=(), parents=None))
+            depths, seen = offsets(row.parents, num_tokens), ~hidden(row.parents, num_tokens)
+            for index, sampling in enumerate(row.drafted, start=num_given):
+                start = row.start + depths[index]
+                self._places[place, : row.start] = own[: row.start]
+                self._places[place, row.start : start + 1] = own[row.start : row.start + num_tokens][seen[index]]
+                at = None if axes is None else axes[:, index : index + 1]
+                plain.append(Row(place, start, row.token_ids[index : index + 1], sampling, (), at, row.position_delta))
+                place += 1
+        return plain
 
     def _embeddings(
         self, rows: Sequence[Row], table: NDArray[np.int32], ids: NDArray[np.int64]

@@ -90,6 +90,15 @@ class KVCache:
         for hold, count in zip(holds, counts, strict=True):
             hold.num_slots += count
 
+    def reorder(self, hold: KVHold, first: int, chosen: Sequence[int]) -> None:
+        """Let positions `first` … be those of slots that stood `chosen` places behind it, in that order: of a tree of
+        drafts, those that stand. The other slots from there on come behind them. Nobody may have committed any of them.
+        """
+        assert hold.num_committed <= first
+        slots = self.table.read_run(hold.row, first, hold.num_slots)
+        order = np.array([*chosen, *sorted(set(range(len(slots))).difference(chosen))], dtype=np.intp)
+        self.table.write_run(hold.row, first, slots[order])
+
     def shrink(self, hold: KVHold, num_slots: int) -> None:
         """Take back the slots of positions from `num_slots` on, which nobody may have committed: their drafts were
         wrong.

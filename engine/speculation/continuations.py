@@ -50,21 +50,22 @@ class Continuations:
 
     def find(self, text: Ordered[int], least: int = 2) -> Match | None:
         """Where the end of `text` stood before: the longest match of at least `least` tokens, the newest of equals."""
-        if len(text) < 2:
-            return None
-        best: Match | None = None
-        if BREAK in (text[-2], text[-1]):
-            return None
+        found = self.find_all(text, least)
+        return found[0] if found else None
+
+    def find_all(self, text: Ordered[int], least: int = 2) -> list[Match]:
+        """Up to two places where the end of `text` stood before, the one that `find` gives first."""
+        if len(text) < 2 or BREAK in (text[-2], text[-1]):
+            return []
         places = self._places.get(text[-2] << 32 | text[-1])
         if places is None:
-            return None
+            return []
+        found = []
         for at in (places >> 32, (places & 0xFFFFFFFF) - 1):
-            if at < 0:
-                continue
-            length = self._match(at, text)
-            if length >= least and (best is None or length > best.length):
-                best = Match(at, length)
-        return best
+            length = self._match(at, text) if at >= 0 else 0
+            if length >= least:
+                found.append(Match(at, length))
+        return found[::-1] if len(found) > 1 and found[1].length > found[0].length else found
 
     def read(self, at: int, count: int) -> list[int]:
         """Up to `count` tokens from `at`, to the next break; a copy that reaches the end goes on with itself, as text

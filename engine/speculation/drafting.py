@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from engine.speculation.acceptance import Acceptance, Rates
+from engine.speculation.tree import NO_DRAFTS, Drafts
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
+    from engine.speculation.merge import DraftTree
 
 
 class Kind(enum.Enum):
@@ -23,6 +25,8 @@ class Kind(enum.Enum):
     """Two or three tokens stood before it the last time too."""
     NGRAM_LONG = 0.60, 0.80, "ngram"
     """Four or more."""
+    NGRAM_OLDER = 0.20, 0.60, "ngram"
+    """The time before that it went on otherwise."""
     ECHO = 0.80, 0.90, "echo"
     """The answer has followed an earlier one up to here."""
     ECHO_ASTRAY = 0.40, 0.80, "echo"
@@ -31,8 +35,14 @@ class Kind(enum.Enum):
     """The grammar leaves no choice."""
     HABIT = 0.70, 0.70, "habit"
     """Nearly every time so far it went on like this."""
+    DRAFT_MODEL = 0.60, 0.70, "draft-model"
+    """A smaller model says so."""
+    HEAD = 0.60, 0.70, "head"
+    """A head trained for the model says so."""
     REPLAY = 0.50, 0.50, "replay"
     """A script says so."""
+    REPLAY_SECOND = 0.30, 0.50, "replay"
+    """The script's second guess."""
 
     def __init__(self, first: float, later: float, source: str) -> None:
         self.prior = Rates(first, later)
@@ -41,10 +51,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Guesses of the next tokens of a sequence, at least one."""
+    """Guesses of the next tokens of a sequence, at least one. `others`: what the same source guesses besides."""
 
     kind: Kind
     token_ids: Ordered[int]
+    others: tuple[Proposal, ...] = ()
 
 
 @dataclass(slots=True)
@@ -54,14 +65,18 @@ class Drafting:
     Attributes:
         states: What each source keeps, by the source's name.
         acceptance: How often this sequence's guesses were right, by kind.
-        proposed: What was guessed before the step that runs.
-        chosen: The one of them that the step checks, if any.
+        proposed: What was guessed before the step that runs, the best first.
+        chosen: The best of them where the step checks guesses.
+        tree: What the step's drafts were taken from where they are more than `chosen`.
+        drafts: Those drafts.
     """
 
     states: dict[str, object] = field(default_factory=dict)
     acceptance: dict[Kind, Acceptance] = field(default_factory=dict)
     proposed: list[Proposal] = field(default_factory=list)
     chosen: Proposal | None = None
+    tree: DraftTree | None = None
+    drafts: Drafts = NO_DRAFTS
 
 
 class Source(Protocol):

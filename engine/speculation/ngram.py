@@ -30,11 +30,14 @@ class NGrams:
         if not isinstance(text, _Text):
             text = drafting.states[self.name] = _Text(sequence)
         text.follow(sequence)
-        match = text.known.find(text.known.ids)
-        if match is None:
+        matches = text.known.find_all(text.known.ids)
+        guesses = [text.known.read(match.at, limit) for match in matches]
+        if not guesses or not guesses[0]:
             return None
-        guesses = text.known.read(match.at, limit)
-        return Proposal(Kind.NGRAM_LONG if match.length >= LONG else Kind.NGRAM_SHORT, guesses) if guesses else None
+        # Where both places go on alike, the second says nothing.
+        is_other = len(guesses) > 1 and guesses[1] and guesses[1][0] != guesses[0][0]
+        older = (Proposal(Kind.NGRAM_OLDER, guesses[1]),) if is_other else ()
+        return Proposal(Kind.NGRAM_LONG if matches[0].length >= LONG else Kind.NGRAM_SHORT, guesses[0], older)
 
     def ended(self, sequence: Sequence) -> None:
         """Nothing is kept beyond a sequence."""

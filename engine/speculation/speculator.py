@@ -1,7 +1,8 @@
 """Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
 
 Sources that guess but are not checked are judged all the same, by whether the token that came was their first guess; so
-a source that has become good is noticed while nothing is drafted, and costs the model nothing.
+a source that has become good is noticed while nothing is drafted, and costs the model nothing. A draft model or a head
+is no such source: it is asked only when it has been decided how much it shall guess (see `model_drafting`).
 """
 
 from __future__ import annotations
@@ -17,21 +18,32 @@ from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
+from engine.speculation.merge import Branch, DraftTree
+from engine.speculation.model_drafting import ModelDrafting
+from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.ngram import NGrams
+from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
     from engine.scheduler import Plan
     from engine.sequence import Sequence
 
-Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit"]
+Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"]
 SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced, "habit": Habit}
+MODELS: Final = ("draft-model", "head")
+UNKNOWN: Final = -1
+"""Stands for a guess that a model has yet to make."""
 
 SEQUENCE_MEMORY: Final = 24
 SOURCE_MEMORY: Final = 256
 SURE: Final = 0.5
 PRIOR_WEIGHT: Final = 3.0
 """What other sequences' guesses are worth, in trials of a sequence's own."""
+MAX_BRANCHES: Final = 3
+"""Proposals that a tree takes in beside the best one."""
+RESCUE: Final = 0.5
+"""Where others have guessed wrongly, a source is believed so much less at first."""
 LONGEST_REST: Final = 64
 """An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
 
@@ -43,25 +55,40 @@ class Speculator:
         mode: Which sources guess.
         max_drafts: Most that the runner checks in a row; with 0 nobody guesses.
         vocab_size: Guesses are below it.
+        model: A draft model or head, if there is one.
+        takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
     """
 
-    def __init__(self, mode: Mode, max_drafts: int, vocab_size: int) -> None:
-        names = {"auto": tuple(SOURCES), "none": ()}.get(mode, (mode,))
-        self.sources: list[Source] = [SOURCES[name]() for name in names] if max_drafts else []
-        self.controller: Lengths = Controller()
-        self.drafted = dict.fromkeys((*SOURCES, "replay"), 0)
+    def __init__(
+        self,
+        mode: Mode,
+        max_drafts: int,
+        vocab_size: int,
+        model: ModelDrafting | None = None,
+        *,
+        takes_trees: bool = True,
+    ) -> None:
+        names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
+        self.sources: list[Source] = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
+        is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
+        self.model = model if is_asked else None
+        self.controller: Lengths = Controller(None if self.model is None else self.model.cost)
+        self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
+        self._takes_trees = takes_trees
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
+        self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
+        self._drafting_s = 0.0
         self._rest = 0
         self._next_rest = 1
 
     @property
     def is_on(self) -> bool:
         """Whether anybody guesses."""
-        return bool(self.sources)
+        return bool(self.sources) or self.model is not None
 
     @property
     def is_due(self) -> bool:
@@ -70,9 +97,9 @@ class Speculator:
         """
         return self.is_on and not self._rest
 
-    def propose(self, sequences: Ordered[Sequence], room: int) -> list[tuple[int, ...]]:
-        """Drafts of each sequence that decodes, `room` in all at most."""
-        none: list[tuple[int, ...]] = [()] * len(sequences)
+    def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
+        """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
+        none = [NO_DRAFTS] * len(sequences)
         self._rest = self._next_rest
         are_new = any(sequence.drafting is None for sequence in sequences)
         if not room or not self.controller.may_draft(len(sequences), are_new=are_new):
@@ -85,15 +112,43 @@ class Speculator:
                 drafting = sequence.drafting = Drafting()
             candidates.append(self._candidate(sequence, drafting))
         lengths = self.controller.choose(len(sequences), candidates, room)
+        by_model = self._choose_model(sequences, candidates, lengths, room)
+        if any(by_model):
+            lengths = [0 if own else length for length, own in zip(lengths, by_model, strict=True)]
+        elif self._takes_trees and any(lengths) and self.controller.may_branch(len(sequences)):
+            lengths = self._branch(sequences, candidates, lengths, room)
         drafts = []
-        for sequence, length in zip(sequences, lengths, strict=True):
+        for sequence, length, own in zip(sequences, lengths, by_model, strict=True):
             assert sequence.drafting is not None
-            chosen = sequence.drafting.chosen if length else None
-            sequence.drafting.chosen = chosen
-            drafts.append(tuple(chosen.token_ids[:length]) if chosen is not None else ())
-        self.controller.looked(len(sequences), time.perf_counter() - started_s, found=any(lengths))
-        self._rest = self._next_rest = 1 if any(lengths) else min(2 * self._next_rest, LONGEST_REST)
+            drafts.append(Drafts((UNKNOWN,) * own) if own else _drafts(sequence.drafting, length))
+        found = any(lengths) or any(by_model)
+        self.controller.looked(len(sequences), time.perf_counter() - started_s, found=found)
+        self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
         return drafts
+
+    def draft(self, sequences: Ordered[Sequence], drafts: Ordered[Drafts]) -> list[Drafts]:
+        """The same drafts with those that the model guesses; sequences have slots for them. It may guess fewer: the
+        slots for the rest are given back.
+        """
+        asked = [index for index, own in enumerate(drafts) if own.token_ids and own.token_ids[0] == UNKNOWN]
+        if not asked or self.model is None:
+            return list(drafts)
+        guessed = self.model.draft([(sequences[index], len(drafts[index].token_ids)) for index in asked])
+        if self.model.took is not None:
+            self._drafting_s += sum(self.model.took[3:])
+            self.controller.guessed(*self.model.took)
+        complete = list(drafts)
+        for index, token_ids in zip(asked, guessed, strict=True):
+            sequence, drafting = sequences[index], sequences[index].drafting
+            assert drafting is not None
+            proposal = self._allowed(sequence, Proposal(self.model.kind, token_ids)) if token_ids else None
+            own = NO_DRAFTS if proposal is None else Drafts(tuple(proposal.token_ids))
+            if proposal is not None:
+                drafting.proposed.insert(0, proposal)
+            drafting.chosen, drafting.drafts = proposal, own
+            complete[index] = own
+            self.model.give_back(sequence, len(drafts[index].token_ids) - len(own.token_ids))
+        return complete
 
     def verified(
         self, sequence: Sequence, drafts: Ordered[int], standing: Ordered[SampledToken], num_kept: int
@@ -104,30 +159,40 @@ class Speculator:
         drafting = sequence.drafting
         if drafting is None or not drafting.proposed:
             return
-        chosen = drafting.chosen
+        chosen, said = drafting.chosen, [token.token_id for token in standing]
+        num_accepted = max(num_kept - 1, 0)
         if drafts and chosen is not None:
-            num_right, num_accepted = len(standing) - 1, max(num_kept - 1, 0)
             self._gained += num_accepted
-            self.drafted[chosen.kind.source] += len(drafts)
-            self.accepted[chosen.kind.source] += num_accepted
-            self._learn(drafting, chosen.kind, num_right, len(drafts))
+            if drafting.tree is None:
+                self.drafted[chosen.kind.source] += len(drafts)
+                self.accepted[chosen.kind.source] += num_accepted
+                self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                if self.model is not None and chosen.kind is self.model.kind:
+                    self.model.verified(sequence, num_accepted)
+            else:
+                self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
         for proposal in drafting.proposed:
             if proposal is not chosen or not drafts:
-                self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == standing[0].token_id), 1)
-        drafting.proposed, drafting.chosen = [], None
+                self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == said[0]), 1)
+        if len(drafting.proposed) > 1:
+            self._learn_rescues(drafting, said)
+        drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = [], None, None, NO_DRAFTS
 
     def stepped(self, plan: Plan, elapsed_s: float) -> None:
         """A step took so long, from scheduling or the results of the one before it to its own results."""
         gained, self._gained = self._gained, 0
+        drafting_s, self._drafting_s = self._drafting_s, 0.0
         self._rest = max(self._rest - 1, 0)
-        if plan.encodings:
-            return
-        tokens = 0
-        for chunk in plan.chunks:
-            if not chunk.samples or chunk.count != 1 + len(chunk.drafts):
-                return  # a prompt's part
-            tokens += chunk.count
-        self.controller.stepped(len(plan.chunks), tokens, gained, elapsed_s)
+        decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
+        tokens = sum(chunk.count for chunk in decoding)
+        if not plan.encodings and len(decoding) == len(plan.chunks):
+            has_trees = any(chunk.parents is not None for chunk in decoding)
+            taken_s = elapsed_s - drafting_s
+            self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
+        elif not decoding and plan.chunks:
+            self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
+        elif drafting_s > 0.0:
+            self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
@@ -136,29 +201,117 @@ class Speculator:
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
-        drafted = {f"drafted_{name}": self.drafted[name] for name in SOURCES}
-        return drafted | {f"accepted_{name}": self.accepted[name] for name in SOURCES}
+        fields = {name: name.replace("-", "_") for name in (*SOURCES, *MODELS)}
+        drafted = {f"drafted_{field}": self.drafted[name] for name, field in fields.items()}
+        return drafted | {f"accepted_{field}": self.accepted[name] for name, field in fields.items()}
+
+    def _choose_model(
+        self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: Ordered[int], room: int
+    ) -> list[int]:
+        """How many tokens the model guesses for each sequence, in the place of `lengths`; 0: nothing."""
+        if self.model is None or self.model.is_broken:
+            return [0] * len(sequences)
+        kind = self.model.kind
+        general = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
+        if not self.controller.may_ask_model(len(sequences), general):
+            return [0] * len(sequences)
+        models: list[ModelCandidate | None] = []
+        for sequence in sequences:
+            assert sequence.drafting is not None
+            rates = self._rates(sequence.drafting, kind)
+            models.append(self.model.candidate(sequence, self._limit(sequence), rates))
+        return self.controller.choose_model(len(sequences), candidates, lengths, models, room)
 
     def _candidate(self, sequence: Sequence, drafting: Drafting) -> Candidate | None:
         """The best of what the sources guess."""
-        limit = min(self._max_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
-        drafting.proposed, drafting.chosen = [], None
-        best, most = None, 0.0
+        limit = self._limit(sequence)
+        proposed: list[Proposal] = []
+        best, best_at, most = None, 0, 0.0
         for source in self.sources if limit > 0 else ():
-            proposal = source.propose(sequence, drafting, limit)
-            if proposal is not None:
-                proposal = self._allowed(sequence, proposal)
-            if proposal is None:
-                continue
-            drafting.proposed.append(proposal)
-            rates = self._rates(drafting, proposal.kind)
-            right = rates.expected(len(proposal.token_ids))
-            if right > most:
-                drafting.chosen, most = proposal, right
-                best = Candidate(len(proposal.token_ids), rates)
-            if right >= SURE * limit:
+            asked = source.propose(sequence, drafting, limit)
+            for made in (asked, *asked.others) if asked is not None else ():
+                proposal = self._allowed(sequence, made)
+                if proposal is None:
+                    continue
+                rates = self._rates(drafting, proposal.kind)
+                right = rates.expected(len(proposal.token_ids))
+                if right > most:
+                    best_at, most = len(proposed), right
+                    best = Candidate(len(proposal.token_ids), rates)
+                proposed.append(proposal)
+            if most >= SURE * limit:
                 break  # nobody else could guess much more
+        if best_at:
+            proposed.insert(0, proposed.pop(best_at))
+        drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS
         return best
+
+    def _branch(
+        self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: list[int], room: int
+    ) -> list[int]:
+        """Drafts of each row, taken from trees where that pays more than chains of these lengths."""
+        trees: list[DraftTree | None] = []
+        for sequence, candidate, length in zip(sequences, candidates, lengths, strict=True):
+            tree = None
+            if length and candidate is not None and sequence.drafting is not None:
+                tree = self._tree(sequence.drafting, candidate)
+            trees.append(tree)
+        if not any(trees):
+            return lengths
+        limits = [self._limit(sequence) for sequence in sequences]
+        gains = [None if tree is None else tree.gains[:most] for tree, most in zip(trees, limits, strict=True)]
+        widths = self.controller.branch(candidates, lengths, gains, room)
+        if widths is None:
+            return lengths
+        for sequence, tree in zip(sequences, trees, strict=True):
+            assert sequence.drafting is not None
+            sequence.drafting.tree = tree
+        return widths
+
+    def _tree(self, drafting: Drafting, candidate: Candidate) -> DraftTree | None:
+        """What was proposed, as a tree; None where all say the same."""
+        trunk, *others = drafting.proposed[: 1 + MAX_BRANCHES]
+        others = [other for other in others if agreement(other.token_ids, trunk.token_ids) < len(other.token_ids)]
+        if not others:
+            return None
+        return DraftTree(
+            [Branch(trunk, candidate.rates), *(Branch(other, self._rescue_rates(other.kind)) for other in others)]
+        )
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Most guesses that a sequence may have checked: one token at least comes without."""
+        return min(self._max_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
+
+    def _verified_tree(
+        self, drafting: Drafting, trunk: Proposal, tree: DraftTree, said: Ordered[int], num_accepted: int
+    ) -> None:
+        """What came of a tree: each guess is its proposer's."""
+        for lineage in lineages(*drafting.drafts):
+            self.drafted[tree.owner(lineage).kind.source] += 1
+        for length in range(1, num_accepted + 1):
+            self.accepted[tree.owner(said[:length]).kind.source] += 1
+        checked = max(len(path(*drafting.drafts, trunk.token_ids)), 1)
+        self._learn(drafting, trunk.kind, min(agreement(trunk.token_ids, said), checked), checked)
+
+    def _learn_rescues(self, drafting: Drafting, said: Ordered[int]) -> None:
+        """Where those asked before were wrong, were those behind them right?"""
+        proposed = drafting.proposed[: 1 + MAX_BRANCHES]
+        if agreement(proposed[0].token_ids, said) == len(said):
+            return
+        for index, proposal in enumerate(proposed[1:], start=1):
+            guesses = proposal.token_ids
+            shared = [agreement(guesses, earlier.token_ids) for earlier in proposed[:index]]
+            at = max(shared)  # here it leaves the others
+            if at >= min(len(guesses), len(said)) or agreement(guesses, said) < at:
+                continue
+            tried = [
+                earlier.token_ids[at]
+                for earlier, length in zip(proposed, shared, strict=False)
+                if length == at < len(earlier.token_ids)
+            ]
+            if tried and said[at] not in tried:
+                checked = max(len(path(*drafting.drafts, guesses)) - at, 1) if drafting.tree is not None else 1
+                self._rescues[proposal.kind].add(min(agreement(guesses[at:], said[at:]), checked), checked)
 
     def _allowed(self, sequence: Sequence, proposal: Proposal) -> Proposal | None:
         """A proposal up to what can never be said."""
@@ -176,9 +329,34 @@ class Speculator:
         own = drafting.acceptance.get(kind)
         return general if own is None else own.rates(general, PRIOR_WEIGHT)
 
+    def _rescue_rates(self, kind: Kind) -> Rates:
+        prior = Rates(RESCUE * kind.prior.first, kind.prior.later)
+        return self._rescues[kind].rates(prior, PRIOR_WEIGHT)
+
     def _learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
         self._acceptance[kind].add(right, guessed)
         own = drafting.acceptance.get(kind)
         if own is None:
             own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
         own.add(right, guessed)
+
+
+def agreement(one: Ordered[int], other: Ordered[int]) -> int:
+    """How many tokens two texts share from their begin."""
+    length = 0
+    for first, second in zip(one, other, strict=False):
+        if first != second:
+            break
+        length += 1
+    return length
+
+
+def _drafts(drafting: Drafting, length: int) -> Drafts:
+    """The `length` best guesses of what was proposed, which the next step checks."""
+    if not length:
+        drafting.tree = None
+        return NO_DRAFTS
+    chosen = drafting.chosen = drafting.proposed[0]
+    tree = drafting.tree
+    drafting.drafts = tree.best(length) if tree is not None else Drafts(tuple(chosen.token_ids[:length]))
+    return drafting.drafts

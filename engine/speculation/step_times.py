@@ -40,6 +40,7 @@ class _Rows:
 
     num_steps: int = 0
     figures: dict[int, _Figure] = field(default_factory=dict)
+    trees: _Figure = field(default_factory=_Figure)
 
 
 class StepTimes:
@@ -64,6 +65,29 @@ class StepTimes:
         if own.num_steps % 64 == 0:
             for key in [key for key, old in own.figures.items() if own.num_steps - old.renewed > MAX_AGE]:
                 del own.figures[key]
+
+    def add_tree(self, rows: int, tokens: int, elapsed_s: float) -> None:
+        """The same of a step in which drafts of some rows were trees. Counts by how much longer it took than one with
+        as many in chains.
+        """
+        chain_s = self.step_s(rows, tokens)
+        if chain_s is None:
+            return
+        own = self._rows[row_class(rows)]
+        own.num_steps += 1
+        own.trees.add(elapsed_s / chain_s)
+        own.trees.renewed = own.num_steps
+
+    def tree_s(self, rows: int, tokens: int) -> float | None:
+        """A step that checks `tokens`, some in trees: as long as with chains until more is known."""
+        chain_s = self.step_s(rows, tokens)
+        if chain_s is None:
+            return None
+        own = self._rows[row_class(rows)]
+        if own.num_steps - own.trees.renewed > MAX_AGE:
+            own.trees = _Figure(renewed=own.num_steps)
+        is_known = len(own.trees.times) >= ENOUGH
+        return chain_s * (max(own.trees.time, 1.0) if is_known else 1.0)
 
     def plain_s(self, rows: int) -> float | None:
         """A step without drafts; None while that is not known."""

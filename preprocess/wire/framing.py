@@ -17,8 +17,10 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(tuple[WorkerInput, list[int]])
 
 
-def frames_of(job: WorkerInput) -> list[bytes]:
-    """The frames to send."""
+def frames_of(job: WorkerInput, *, has_media: bool = True) -> list[bytes]:
+    """The frames to send. `has_media`: whether there may be any in it; else nobody looks through its many parts."""
+    if not has_media:
+        return [_encoder.encode((job, []))]
     frames: list[bytes] = []
     places: list[int] = []  # of each place that may hold something large, the number of its frame; 0: it is in place
 

@@ -188,12 +188,13 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
         BeholderError: It is refused.
         ClientGone: The client left meanwhile; the work for it has been ended.
     """
-    await asyncio.sleep(0)  # decoding a large body held the loop: let others have a turn
+    messages = context.images.resolve(call.messages)
+    await asyncio.sleep(0)  # reading a large body held the loop: let others have a turn
     asked: dict[str, Any] = {"questions": call.questions} if call.questions else {}
     if call.segmenting is not None:
         asked["segmenting"] = call.segmenting
     submit = context.service.submit(
-        context.images.resolve(call.messages),
+        messages,
         call.options,
         n=call.n,
         session_id=call.session_id,

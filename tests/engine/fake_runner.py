@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.batch import Row, SampledToken
+from engine.speculation.drafter import Drafter
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
 from tests.engine.late_results import LateFlight, LateResults
 
@@ -46,7 +47,7 @@ def draw(history: int, params: SamplingParams, output_index: int, banned: Sequen
 
 
 class FakeRunner:
-    """A `Runner` that hashes, and refuses batches that no runner should get.
+    """A `Runner` that hashes, and refuses batches that no runner should get. Drafts of a tree see what leads to them.
 
     `steps` holds (table row, start, tokens) of every row of every step, `encoded` the pictures of every encoder call,
     `sliced` the slices of every other. `before_step` is called first in each step: it may raise, or call the engine.
@@ -56,6 +57,8 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
     max_drafts = 15
+    drafter: Drafter | None = None
+    takes_trees = True
     picture_side = 1
 
     def __init__(
@@ -132,15 +135,27 @@ class FakeRunner:
         wanted = [] if row.sampling is None else [row.sampling, *row.drafted]
         assert len(wanted) <= len(contents)
         assert len(row.drafted) <= self.max_drafts
+        assert row.parents is None or len(row.parents) == len(row.drafted)
         sampled = []
+        num_given = len(contents) - len(row.drafted)
         history = fold(SEED, *[self.kv[slot] for slot in slots[: row.start]])
+        histories: list[int] = []  # behind each token, and how many positions that are from the row's first
+        depths: list[int] = []
         for offset, content in enumerate(contents):
-            axes = (row.start + offset + row.position_delta,) * 3
+            depth = offset
+            if row.parents is not None and offset >= num_given:
+                parent = row.parents[offset - num_given]
+                assert num_given - 1 <= parent < offset, "a draft that follows no token before it"
+                history, depth = histories[parent], depths[parent] + 1
+            position = row.start + depth
+            axes = (position + row.position_delta,) * 3
             if row.positions is not None:
                 axes = tuple(row.positions[:, offset].tolist())
-            kv = fold(history, row.start + offset, *axes, content)
+            kv = fold(history, position, *axes, content)
             self.kv[slots[row.start + offset]] = kv
             history = fold(history, kv)
+            histories.append(history)
+            depths.append(depth)
             if offset >= len(contents) - len(wanted):
                 asked = wanted[offset - len(contents)]
                 sampled.append(SampledToken(draw(history, asked.params, asked.output_index, asked.banned_ids)))
@@ -191,8 +206,12 @@ def load(pixels: Pixels) -> torch.Tensor:
     return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).reshape(pixels.shape)
 
 
-def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tuple[list[int], str]:
-    """Output ids and finish reason of a request alone: one position at a time, no slots, no cache."""
+def reference(
+    request: EngineRequest, *, max_context: int = MAX_POSITIONS, answers: dict[int, int] | None = None
+) -> tuple[list[int], str]:
+    """Output ids and finish reason of a request alone: one position at a time, no slots, no cache. `answers` gets the
+    token that follows each text, by the text's hash.
+    """
     contents: list[int] = np.frombuffer(request.prompt_ids, dtype="<i8").tolist()
     for item in request.media:
         marks = iter(embed(load(item.pixels)).tolist())
@@ -210,6 +229,8 @@ def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tu
             continue
         is_early = len(outputs) < params.min_tokens
         token = draw(history, params, len(outputs), params.stop_token_ids if is_early else ())
+        if answers is not None:
+            answers[history] = token
         outputs.append(token)
         contents.append(token)
         if token in params.stop_token_ids and not is_early:

@@ -144,12 +144,14 @@ class Checked:
         prefix_cache: bool = False,
         script: Mapping[str, Sequence[int]] | None = None,
         accuracy: float = 1.0,
+        branches: int = 0,
         late: bool = False,
     ) -> Engine:
         """An engine over the loaded model that proves its invariants after every step.
 
-        `script`: it drafts these answers, four tokens a step, each as it stands there with this probability. `late`:
-        the model launches, and tells its results a step late.
+        `script`: it drafts these answers, four tokens a step, each as it stands there with this probability.
+        `branches`: it guesses so many of them twice, and twice as many in all. `late`: the model launches, and tells
+        its results a step late.
         """
         config = EngineConfig(
             "",
@@ -161,8 +163,8 @@ class Checked:
         )
         engine = Engine(config, Late(self.runner) if late else self.runner)
         if script is not None:
-            engine.speculator.sources = [Replay(script, accuracy, self.runner.vocab_size)]
-            engine.speculator.controller = Always(4)
+            engine.speculator.sources = [Replay(script, accuracy, self.runner.vocab_size, branches=branches)]
+            engine.speculator.controller = Always(8 if branches else 4)
         return engine
 
     def answer(

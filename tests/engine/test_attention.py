@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +97,40 @@ lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1
 def test_mixed_steps_equal_plain_attention(lengths: list[tuple[int, int]], heads: tuple[int, int]) -> None:
     segments = [Segment(row, start, length) for row, (start, length) in enumerate(lengths)]
     _check(sorted(segments, key=lambda part: (part.length, -part.start)), *heads)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20), st.booleans()), min_size=1, max_size=6), st.data())
+def test_trees_equal_attention_under_a_dense_mask(rows: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+    """Trees, chains and chunks in one step; a tree may begin behind some tokens of its own step, and be a prompt's."""
+    segments = []
+    for row, (start, length, is_tree) in enumerate(rows):
+        parents = None
+        if is_tree:
+            num_given = data.draw(st.integers(1, length))
+            parents = [data.draw(st.integers(num_given - 1, index - 1)) for index in range(num_given, length)]
+        segments.append(Segment(row, start, length, parents))
+    sequences = _sequences([part.start + part.length for part in segments], [part.start for part in segments], 6, 2)
+    segments.sort(key=lambda part: (part.length, -part.start))
+    for layer, got in enumerate(_run(sequences, segments)):
+        expected = []
+        for part in segments:
+            query = sequences.queries[part.table_row][layer, part.start :].transpose(0, 1)  # (heads, tokens, dim)
+            keys, values = sequences.key_values[part.table_row][layer].permute(1, 2, 0, 3)
+            mask = torch.zeros(part.length, part.start + part.length, dtype=torch.bool)
+            num_given = part.length - len(part.parents or ())
+            for index in range(part.length):
+                mask[index, : part.start + 1] = True
+                token = index
+                while token:
+                    mask[index, part.start + token] = True
+                    is_given = part.parents is None or token < num_given
+                    token = token - 1 if is_given else part.parents[token - num_given]  # type: ignore[index]
+            attended = F.scaled_dot_product_attention(
+                query, keys.repeat_interleave(3, 0), values.repeat_interleave(3, 0), attn_mask=mask
+            )
+            expected.append(attended.transpose(0, 1).flatten(1))
+        torch.testing.assert_close(got, torch.cat(expected), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("starts", [[0], [7, 7, 7], [40, 39, 21, 20, 5, 1, 0], [30, 29, 2]])

@@ -1,5 +1,6 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none, by tokens alone or by time with pictures in slices.
+with good drafts, bad ones and none, in chains and in trees, by scripts and by models that keep entries of their own, by
+tokens alone or by time with pictures in slices.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -8,7 +9,7 @@ nothing is held.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine import scheduler
+from engine.sequence import Sequence
+from engine.speculation import model_drafting
+from engine.speculation.drafting import Kind
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.cost_table import Table
 from tests.engine.driving import Driver, picture, request
@@ -24,7 +28,7 @@ from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 CONTEXT = 40
 TEXT = list(range(30))
 Template = tuple[list[int], list[MediaItem]]
-Wish = tuple[Template, int, list[int], int, Sequence[int], int, int]
+Wish = tuple[Template, int, list[int], int, Iterable[int], int, int]
 TEMPLATES: list[Template] = [
     (TEXT, []),
     (TEXT, [picture(1, (3, 5))]),
@@ -44,6 +48,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests: dict[str, EngineRequest] = {}
         self.aborted: set[str] = set()
         self.stopped: dict[str, int] = {}
+        self.filled: set[str] = set()
+        """Requests that ended because they alone filled the memory."""
         self.num_sent = 0
         self.breaks = 0
 
@@ -52,16 +58,20 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 8, 32]),
         rows=st.integers(1, 5),
         vision_tokens=st.integers(9, 40),
-        share=st.booleans(),
+        shares_prefixes=st.booleans(),
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
         three_axes=st.booleans(),
         make=st.sampled_from([FakeRunner, LateRunner]),
         drafts=st.sampled_from([0, 1, 4, 15]),
         accuracy=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
+        shape=st.sampled_from(["chain", "branches", "any tree"]),
         costs=st.sampled_from([None, (0.1, 1.0), (1.0, 4.0), (20.0, 20.0)]),
         slices=st.sampled_from([1, 2, 5]),
         ttft_target_ms=st.sampled_from([1.0, 100.0]),
+        kind=st.sampled_from([Kind.REPLAY, Kind.DRAFT_MODEL, Kind.HEAD]),
+        most_late=st.sampled_from([1, 5, 1000]),
+        share=st.sampled_from([0.3, 1.0]),
     )
     def build(
         self,
@@ -69,16 +79,20 @@ class EngineMachine(RuleBasedStateMachine):
         budget: int,
         rows: int,
         vision_tokens: int,
-        share: bool,
+        shares_prefixes: bool,
         optimistic: bool,
         min_shared: int,
         three_axes: bool,
         make: type[FakeRunner],
         drafts: int,
         accuracy: float,
+        shape: str,
         costs: tuple[float, float] | None,
         slices: int,
         ttft_target_ms: float,
+        kind: Kind,
+        most_late: int,
+        share: float,
     ) -> None:
         """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
@@ -91,15 +105,34 @@ class EngineMachine(RuleBasedStateMachine):
             max_context=CONTEXT,
             max_waiting=6,
             vision_cache_tokens=vision_tokens,
-            prefix_cache=share,
+            prefix_cache=shares_prefixes,
             optimistic=optimistic,
             costs=costs and Table(token_s=costs[0] / 1e3, slice_s=costs[1] / 1e3),
             ttft_target_ms=ttft_target_ms,
         )
-        self.script = self.driver.draft(accuracy, drafts)
-        self.answers = self.script.answers = {}
+        self.patch.setattr(model_drafting, "MOST_LATE", most_late)
+        self.answers: dict[str, list[int]] = {}
+        self.followed: dict[int, int] = {}
+        if kind is not Kind.REPLAY:
+            self.driver.draft_with(kind, accuracy, drafts, share=share).answers = self.followed
+        elif shape == "any tree":
+            self.driver.draft_trees(accuracy, drafts).answers = self.answers
+        else:
+            self.driver.draft(accuracy, drafts, branches=3 * (shape == "branches")).answers = self.answers
         logging.getLogger("beholder.engine").setLevel(logging.CRITICAL)  # what breaks here breaks on purpose
         self.runner.before_step = self.runner.before_encode = self.maybe_break
+        end_stuck = self.driver.engine._end_stuck
+
+        def note(sequence: Sequence) -> None:
+            """Alone, and nothing is free: what it computed again after a retraction lies there twice at most."""
+            kv = self.driver.engine.kv
+            assert self.driver.engine.scheduler.running == [sequence]
+            assert not kv.num_available
+            assert 2 * sequence.num_tokens > kv.pool.capacity
+            self.filled.add(sequence.request_id)
+            end_stuck(sequence)
+
+        self.driver.engine._end_stuck = note  # type: ignore[method-assign]
 
     def maybe_break(self) -> None:
         """Called inside the runner."""
@@ -141,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.engine.check()
             if isinstance(answer, Admitted):
                 self.requests[wanted.request_id] = wanted
-                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT)[0]
+                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT, answers=self.followed)[0]
             else:
                 assert isinstance(answer, Rejected)
                 assert answer.status in (400, 429)
@@ -193,8 +226,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert set(told_all) == set(self.requests)
         for request_id, told in told_all.items():
             ids, reason = reference(self.requests[request_id], max_context=CONTEXT)
-            needed = self.requests[request_id].num_prompt_tokens + len(told.ids)
-            fills_memory = told.reason == "length" and needed > self.driver.engine.kv.pool.capacity
+            fills_memory = told.reason == "length" and request_id in self.filled
             assert told.ids == ids[: len(told.ids)]
             assert told.finish is not None
             if told.reason in ("length", "stop") and request_id not in self.stopped and not fills_memory:

@@ -16,6 +16,7 @@ from tiny_models import FAMILIES
 
 from preprocess.wire import Refused
 from tests.engine.family_parity import CASES, NEW_TOKENS, Checked, pixels_of, run
+from tests.engine.speculation.random_trees import RandomTrees
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}
 
@@ -116,6 +117,26 @@ def test_wrong_and_right_drafts_change_no_token(
         engine.submit(checked.expected(case)[0], pixels_of)
     assert run(engine, retract_after=(2, 3, 7) if way == "retracted" else ()) == expected
     assert engine.speculator.drafted["replay"] > engine.speculator.accepted["replay"] > 0
+
+
+@pytest.mark.parametrize(("chunk", "late"), [(40, False), (4096, True)], ids=["40", "4096-late"])
+@pytest.mark.parametrize("shape", ["branches", "any tree"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_of_drafts_change_no_token(family: str, shape: str, chunk: int, late: bool, load: Load) -> None:
+    checked = load(family)
+    cases = [case for case in CASES if checked.shows(case) and case != "picture after long text"]
+    expected = {case: checked.expected(case)[1].ids for case in cases}
+    engine = checked.engine(chunk=chunk, prefix_cache=late, script=expected, accuracy=0.7, branches=2, late=late)
+    trees = RandomTrees(expected, 0.7, checked.runner.vocab_size, 9)
+    if shape == "any tree":
+        trees.guide(engine)
+    for case in cases:
+        engine.submit(checked.expected(case)[0], pixels_of)
+    assert run(engine, retract_after=(3, 7)) == expected
+    if shape == "any tree":
+        assert trees.num_branching > 4
+    else:
+        assert engine.speculator.drafted["replay"] > engine.speculator.accepted["replay"] > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

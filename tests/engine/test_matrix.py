@@ -62,16 +62,20 @@ def three_axis_requests() -> list[EngineRequest]:
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("way", ["alone", "batched", "retracted", "repeated"])
 @pytest.mark.parametrize("make", [FakeRunner, LateRunner])
-@pytest.mark.parametrize("drafts", [0, 1, 7], ids=["plain", "drafts-1", "drafts-7"])
+@pytest.mark.parametrize(
+    ("drafts", "branches"), [(0, 0), (1, 0), (7, 0), (9, 2)], ids=["plain", "drafts-1", "drafts-7", "trees-9"]
+)
 def test_tokens_are_those_of_the_reference(
-    make: type[FakeRunner], build: object, prefix_cache: bool, chunk: int, way: str, drafts: int
+    make: type[FakeRunner], build: object, prefix_cache: bool, chunk: int, way: str, drafts: int, branches: int
 ) -> None:
     assert callable(build)
     requests: list[EngineRequest] = build()
     runner = make(num_slots=61 if way == "retracted" else 513)
     driver = Driver(runner, max_batched_tokens=chunk, prefix_cache=prefix_cache, vision_cache_tokens=17)
     if drafts:
-        driver.draft(0.7, drafts).answers = {wanted.request_id: reference(wanted)[0] for wanted in requests}
+        driver.draft(0.7, drafts, branches=branches).answers = {
+            wanted.request_id: reference(wanted)[0] for wanted in requests
+        }
     if way == "alone":
         for wanted in requests:
             driver.run(wanted)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from engine.config import EngineConfig
+from engine.core import is_timed
 from engine.step_budget import LEAST_CHUNK, StepBudget
 from preprocess.wire import EngineRequest, Pixels
 from tests.engine.cost_table import MS, Table
@@ -397,3 +399,11 @@ def test_requests_answer_the_same_with_and_without_a_target() -> None:
         return {name: told.ids for name, told in driver.finish().items()}
 
     assert answers(Table(), 12) == answers(Table(slice_s=30 * MS), 1) == answers(Table(token_s=9 * MS), 5)
+
+
+def test_where_a_device_works_by_itself_only_a_named_target_binds() -> None:
+    config, named = EngineConfig(model=""), EngineConfig(model="", itl_target_ms=5.0)
+    assert is_timed(config, FakeRunner())
+    assert not is_timed(config, LateRunner())
+    assert is_timed(named, LateRunner())
+    assert not is_timed(EngineConfig(model="", itl_target_ms=5.0, ttft_target_ms=0.0), FakeRunner())

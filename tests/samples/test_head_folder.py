@@ -21,12 +21,10 @@ ASKED = {
     "kitchen.jpg": "Describe the picture in detail.",
     "gallery.jpg": "Write a museum placard for this.",
     "music.jpg": "List the objects as JSON.",
-    "fruit.jpg": "Describe the picture.",
     "cafe.png": "Read the text in the picture. Answer with the text only.",
-    "penguins.jpg": "Write a museum placard for this picture.",
 }
 DRAFTS = 3
-ACCEPTED = 2.3  # tokens a step
+ACCEPTED = 2.8  # tokens a step; 3.04 when this was written
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,26 @@ def test_a_tab_that_is_drawn_anew_while_it_is_pressed_is_opened_all_the_same(vis
     selected(page, "Placard")
 
 
+@pytest.mark.parametrize("viewport", [PHONE, {"width": 1280, "height": 800}], ids=["phone", "laptop"])
+def test_a_tab_can_be_pressed_from_the_moment_it_is_there(
+    visit: Callable[..., Visit], viewport: dict[str, int]
+) -> None:
+    begun = visit("/health", viewport=viewport)
+    begun.page.add_init_script("""
+      const first = new MutationObserver(() => {
+        const tabs = [...document.querySelectorAll('[role="tablist"] [role="tab"]')];
+        const tab = tabs.find(({ textContent }) => textContent.trim() === "Placard");
+        if (!tab) return;
+        first.disconnect();
+        tab.click();
+      });
+      first.observe(document, { subtree: true, childList: true });
+    """)
+    page = begun.open("/ui/")
+    selected(page, "Placard")
+    page.wait_for_function("location.hash === '#placard'")
+
+
 def test_the_arrow_keys_move_along_the_tabs(visit: Callable[..., Visit]) -> None:
     page = visit().page
     page.get_by_role("tab", name="Live").focus()

@@ -16,6 +16,7 @@ import torch
 from engine.batch import Row, RowSampling, Runner
 from engine.config import EngineConfig
 from engine.load import load_runner
+from engine.speculation.tree import child, lineages
 from engine.speculation.verify import standing
 from preprocess.wire import SamplingParams
 
@@ -33,49 +34,52 @@ def runner(tiny_model: Path) -> Runner:
     return loaded
 
 
-def third_tokens(runner: Runner, params: dict[str, Any], seeds: range, drafts: list[int]) -> Counter[int]:
-    """Counts of what follows prompt, `drafts[0]` and `drafts[1]`, drawn in 50 rows at once.
-
-    With the drafts in the row, where they are right; without, step by step, with those that said the same so far.
+def drafted_tokens(
+    runner: Runner, params: dict[str, Any], seeds: range, drafts: list[int], parents: list[int]
+) -> Counter[int]:
+    """Counts of the token at which each seed's text leaves the drafts, or that follows them, drawn in 50 rows at once
+    with the drafts in the row.
     """
     counts: Counter[int] = Counter()
+    ways = [(), *lineages(drafts, parents)]
+    shifted = [len(PROMPT) - 1 + parent for parent in parents]
     for first in range(0, len(seeds), 50):
         rows, own = [], seeds[first : first + 50]
         for row, seed in enumerate(own):
             sampling = SamplingParams(max_tokens=9, seed=seed, **params)
-            asked = [
-                RowSampling(sampling, index, tuple(PROMPT), tuple(drafts[:index])) for index in range(len(drafts) + 1)
-            ]
-            rows.append(Row(row, 0, [*PROMPT, *drafts], asked[0], drafted=asked[1:]))
+            asked = [RowSampling(sampling, len(way), tuple(PROMPT), way) for way in ways]
+            is_chain = parents == list(range(len(parents)))
+            ids = [*PROMPT, *drafts]
+            rows.append(Row(row, 0, ids, asked[0], drafted=asked[1:], parents=None if is_chain else shifted))
         sampled = iter(runner.step(rows))
         for _ in own:
-            counts[standing(drafts, [next(sampled) for _ in range(len(drafts) + 1)])[-1].token_id] += 1
+            tokens = [next(sampled) for _ in range(len(drafts) + 1)]
+            counts[standing(drafts, tokens, None, parents)[-1].token_id] += 1
     return counts
 
 
-def plain_tokens(runner: Runner, params: dict[str, Any], seeds: range, drafts: list[int]) -> Counter[int]:
-    """The same by plain decoding: the token at which each seed's text leaves the drafts, or that follows them."""
+def plain_tokens(
+    runner: Runner, params: dict[str, Any], seeds: range, drafts: list[int], parents: list[int]
+) -> Counter[int]:
+    """The same by plain decoding, token by token."""
     counts: Counter[int] = Counter()
+    ways = [(), *lineages(drafts, parents)]
     for first in range(0, len(seeds), 50):
-        going = list(seeds[first : first + 50])
-        for index in range(len(drafts) + 1):
-            said = drafts[:index]
-            rows = [
-                Row(
-                    row,
-                    0,
-                    [*PROMPT, *said],
-                    RowSampling(SamplingParams(max_tokens=9, seed=seed, **params), index, tuple(PROMPT), tuple(said)),
-                )
-                for row, seed in enumerate(going)
-            ]
-            tokens = [token.token_id for token in runner.step(rows)] if rows else []
-            goes_on = [index < len(drafts) and token == drafts[index] for token in tokens]
-            counts.update(token for token, on in zip(tokens, goes_on, strict=True) if not on)
-            going = [seed for seed, on in zip(going, goes_on, strict=True) if on]
+        going = dict.fromkeys(seeds[first : first + 50], 0)  # seed → the draft that it has come to
+        while going:
+            rows = []
+            for row, (seed, node) in enumerate(going.items()):
+                sampling = SamplingParams(max_tokens=9, seed=seed, **params)
+                asked = RowSampling(sampling, len(ways[node]), tuple(PROMPT), ways[node])
+                rows.append(Row(row, 0, [*PROMPT, *ways[node]], asked))
+            tokens = [token.token_id for token in runner.step(rows)]
+            nodes = [child(drafts, parents, node, token) for node, token in zip(going.values(), tokens, strict=True)]
+            counts.update(token for token, node in zip(tokens, nodes, strict=True) if node is None)
+            going = {seed: node for seed, node in zip(going, nodes, strict=True) if node is not None}
     return counts
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize(
     "params",
     [
@@ -88,13 +92,21 @@ def plain_tokens(runner: Runner, params: dict[str, Any], seeds: range, drafts: l
     ],
     ids=str,
 )
-def test_the_distribution_is_that_of_plain_sampling(runner: Runner, params: dict[str, Any]) -> None:
-    greedy = SamplingParams(max_tokens=1, temperature=0.0)
-    drafts: list[int] = []
-    for _ in range(2):  # the likeliest, so that drafts are right often
-        drafts.append(runner.step([Row(0, 0, [*PROMPT, *drafts], RowSampling(greedy, 0))])[0].token_id)
-    ours = third_tokens(runner, params, range(DRAWS), drafts)
-    plain = plain_tokens(runner, params, range(10_000, 10_000 + DRAWS), drafts)
+def test_the_distribution_is_that_of_plain_sampling(runner: Runner, params: dict[str, Any], shape: str) -> None:
+    def likeliest(said: list[int], count: int) -> list[int]:
+        """So that drafts are right often."""
+        asked = RowSampling(SamplingParams(max_tokens=1, temperature=0.0, logprobs=count), 0)
+        logprobs = runner.step([Row(0, 0, [*PROMPT, *said], asked)])[0].logprobs
+        assert logprobs is not None
+        return [token for token, _ in logprobs.top]
+
+    first, second = likeliest([], 2)
+    drafts, parents = [first, *likeliest([first], 1)], [0, 1]
+    if shape == "tree":
+        drafts = [first, *likeliest([first], 2), second, *likeliest([second], 1)]
+        parents = [0, 1, 1, 0, 4]
+    ours = drafted_tokens(runner, params, range(DRAWS), drafts, parents)
+    plain = plain_tokens(runner, params, range(10_000, 10_000 + DRAWS), drafts, parents)
     assert ours.total() == plain.total() == DRAWS
     common = [token for token, count in (ours + plain).items() if count >= 20]
     cells = [(ours[token], plain[token]) for token in common]

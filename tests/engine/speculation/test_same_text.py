@@ -20,7 +20,9 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
+from engine.sequence import Sequence
 from engine.speculation.controller import Always
+from engine.speculation.drafting import Drafting, Kind, Proposal
 from engine.speculation.replay import Replay
 from preprocess.wire import (
     EngineRequest,
@@ -34,6 +36,7 @@ from preprocess.wire import (
 )
 from tests.engine.driving import PLACEHOLDER
 from tests.engine.late_results import Late
+from tests.engine.speculation.random_trees import RandomTrees
 from tests.engine.test_grammar import DIGITS, JSON, WORDS
 
 TEXT = [(17 * index) % 400 + 30 for index in range(24)]
@@ -68,9 +71,8 @@ def runner(request: pytest.FixtureRequest, tiny_model: Path) -> Runner:
     return loaded
 
 
-@pytest.fixture(scope="module")
-def requests(runner: Runner) -> list[EngineRequest]:
-    """Every kind of sampling, over text, one picture and two."""
+def every_kind(runner: Runner) -> list[EngineRequest]:
+    """Requests with every kind of sampling, over text, one picture and two."""
     side = runner.encoder.image_size  # type: ignore[attr-defined]
     wanted = []
     for index, params in enumerate([*PARAMS, *SHAPED]):
@@ -91,6 +93,32 @@ def requests(runner: Runner) -> list[EngineRequest]:
         name = f"r{index}"
         wanted.append(EngineRequest(name, ids, media, sampling, TextOptions(), 0.0, session_id=f"session {name}"))
     return wanted
+
+
+@pytest.fixture(scope="module")
+def requests(runner: Runner) -> list[EngineRequest]:
+    return every_kind(runner)
+
+
+class Unsure:
+    """A source that guesses one text, and beside its first word another's, whose words are right or all wrong."""
+
+    name = "unsure"
+
+    def __init__(self, right: Mapping[str, Ordered[int]], script: Mapping[str, Ordered[int]], second: float) -> None:
+        self._right, self._script, self._second = right, script, second
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
+        """See `Source.propose`."""
+        texts = [own[sequence.request_id][len(sequence.output_ids) :][:limit] for own in (self._script, self._right)]
+        if not texts[0]:
+            return None
+        if not self._second:
+            texts[1] = [(token_id + 1) % 512 for token_id in texts[1]]
+        return Proposal(Kind.REPLAY, texts[0], (Proposal(Kind.REPLAY_SECOND, texts[1]),))
+
+    def ended(self, sequence: Sequence) -> None:
+        """See `Source.ended`."""
 
 
 class Heard:
@@ -147,26 +175,38 @@ def run(engine: Engine, wanted: Ordered[EngineRequest], *, retract_every: int = 
     return heard
 
 
-@pytest.fixture(scope="module")
-def plain(runner: Runner, requests: list[EngineRequest], tiny_model: Path) -> dict[str, Heard]:
-    """Each request alone, in one chunk, without cache and drafts."""
+def said_plainly(runner: Runner, folder: Path, requests: Ordered[EngineRequest]) -> dict[str, Heard]:
+    """What is said to each request alone, in one chunk, without cache and drafts."""
     heard: dict[str, Heard] = {}
     for one in requests:
-        config = EngineConfig(str(tiny_model), prefix_cache=False, check=True, speculation="none")
+        config = EngineConfig(str(folder), prefix_cache=False, check=True, speculation="none")
         heard |= run(Engine(config, runner), [one])
     return heard
+
+
+@pytest.fixture(scope="module")
+def plain(runner: Runner, requests: list[EngineRequest], tiny_model: Path) -> dict[str, Heard]:
+    return said_plainly(runner, tiny_model, requests)
 
 
 @pytest.fixture
 def engine_of(runner: Runner, tiny_model: Path) -> Callable[..., Engine]:
     def make(
-        length: int = 7, script: Mapping[str, Ordered[int]] | None = None, *, late: bool = False, **options: Any
+        length: int = 7,
+        script: Mapping[str, Ordered[int]] | None = None,
+        *,
+        shape: str = "chain",
+        late: bool = False,
+        **options: Any,
     ) -> Engine:
         config = EngineConfig(str(tiny_model), **{"check": True, "max_running": 6} | options)
         engine = Engine(config, Late(runner) if late else runner)
         engine.speculator.controller = Always(length)
         if script is not None:
-            engine.speculator.sources = [Replay(script, 0.8, runner.vocab_size)]
+            branches = 3 if shape == "branches" else 0
+            engine.speculator.sources = [Replay(script, 0.8, runner.vocab_size, branches=branches)]
+            if shape == "any tree":
+                RandomTrees(script, 0.8, runner.vocab_size, length).guide(engine)
         return engine
 
     return make
@@ -179,7 +219,9 @@ def answers(plain: Mapping[str, Heard]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("chunk", [9, 64, 512])
 @pytest.mark.parametrize("retract_every", [0, 5], ids=["straight", "retracted"])
-@pytest.mark.parametrize("length", [1, 7, 15])
+@pytest.mark.parametrize(
+    ("length", "shape"), [(1, "chain"), (7, "chain"), (15, "chain"), (9, "branches"), (15, "any tree")]
+)
 def test_scripted_drafts_change_nothing(
     engine_of: Callable[..., Engine],
     requests: list[EngineRequest],
@@ -188,8 +230,9 @@ def test_scripted_drafts_change_nothing(
     chunk: int,
     retract_every: int,
     length: int,
+    shape: str,
 ) -> None:
-    engine = engine_of(length, answers(plain), prefix_cache=prefix_cache, max_batched_tokens=chunk)
+    engine = engine_of(length, answers(plain), shape=shape, prefix_cache=prefix_cache, max_batched_tokens=chunk)
     heard = run(engine, requests, retract_every=retract_every)
     assert [name for name, own in heard.items() if not own.same_as(plain[name])] == []
     if chunk > 9:
@@ -231,8 +274,12 @@ def test_an_answer_that_is_said_again_takes_few_steps(
     assert again.predictions == (22 - 1, 0)
 
 
+@pytest.mark.parametrize("second", [None, 0.0, 1.0], ids=["chain", "second-wrong", "second-right"])
 def test_acceptance_in_a_batch_equals_acceptance_alone(
-    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard]
+    engine_of: Callable[..., Engine],
+    requests: list[EngineRequest],
+    plain: dict[str, Heard],
+    second: float | None,
 ) -> None:
     """The same guesses are right beside seven others; were rows mixed up, a batch would accept fewer."""
     eight = [one for one in requests if not one.sampling.grammar][:8]
@@ -240,7 +287,7 @@ def test_acceptance_in_a_batch_equals_acceptance_alone(
 
     def accepted(wanted: Ordered[EngineRequest], running: int) -> dict[str, tuple[int, int]]:
         engine = engine_of(3, max_running=running)
-        source = Replay(script, 1.0, 512)
+        source = Replay(script, 1.0, 512) if second is None else Unsure(answers(plain), script, second)
         engine.speculator.sources = [source]
         return {name: heard.predictions for name, heard in run(engine, wanted).items()}
 
@@ -249,11 +296,16 @@ def test_acceptance_in_a_batch_equals_acceptance_alone(
     assert sum(right for right, _ in together.values()) > 60
 
 
+@pytest.mark.parametrize("shape", ["chain", "branches", "any tree"])
 def test_abort_and_stop_in_the_middle_of_a_verifying_step(
-    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard], runner: Runner
+    engine_of: Callable[..., Engine],
+    requests: list[EngineRequest],
+    plain: dict[str, Heard],
+    runner: Runner,
+    shape: str,
 ) -> None:
     """What the step computes for who has left is dropped, and the others say what they say."""
-    engine = engine_of(7, answers(plain))
+    engine = engine_of(7, answers(plain), shape=shape)
     step = runner.step
 
     def interrupted(rows: Ordered[Row]) -> list[SampledToken]:
@@ -275,8 +327,9 @@ def test_abort_and_stop_in_the_middle_of_a_verifying_step(
     assert engine.stats().kv_slots_used == 0
 
 
+@pytest.mark.parametrize("shape", ["chain", "branches", "any tree"])
 def test_what_verified_steps_computed_serves_the_next_request(
-    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard]
+    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard], shape: str
 ) -> None:
     """The tree holds prompt and answer without what was guessed wrongly: the next turn finds as much, and says the
     same, as after plain decoding.
@@ -285,7 +338,7 @@ def test_what_verified_steps_computed_serves_the_next_request(
     turn = [*torch.frombuffer(bytearray(first.prompt_ids), dtype=torch.int64).tolist(), *plain["r0"].ids, *TEXT]
     ids = torch.tensor(turn, dtype=torch.int64).numpy().tobytes()
     second = EngineRequest("second", ids, [], SamplingParams(max_tokens=12, temperature=0.0), TextOptions(), 0.0)
-    engines = [engine_of(0, {}), engine_of(7, answers(plain))]
+    engines = [engine_of(0, {}), engine_of(7, answers(plain), shape=shape)]
     said = []
     for engine in engines:
         run(engine, [first])

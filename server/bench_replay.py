@@ -1,0 +1,216 @@
+"""`beholder bench --replay`: what checking drafts costs and brings, at any acceptance: the text and its drafts are
+scripted.
+
+The model computes every step, and what it says is replaced by a known text, so that guesses are right as often as
+`--accuracy` says: each with that probability, given that those before it are right. Trees guess the first `--branches`
+tokens a second time, and such a guess is right with probability `--second` where the first is wrong; they hold as many
+tokens as chains do. Nothing here hangs on what the weights say, so random ones will do, on any device. Everything goes
+through the engine's own loop.
+
+    chain   `--length` drafts in a row, always
+    tree    the likeliest `--length` drafts of a tree, always
+    auto    as the controller decides, from both, once a round that does not count has taught it
+
+Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one)
+and `time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a
+round the middle half of the steps counts, and none that computes prompts.
+
+    beholder bench --replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from server.bench_speculation import Bench, Stream, table_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.core import Engine
+    from engine.speculation.controller import Lengths
+    from preprocess.wire import OutputStart, TokenEvents
+
+SHAPES: Final = ("chain", "tree", "auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """How text is guessed: see the options of the same names."""
+
+    length: int
+    branches: int
+    second: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; the exit code of the command."""
+    parser = argparse.ArgumentParser(
+        prog="beholder bench --replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
+    parser.add_argument("--streams", default="1,4,16", help="clients at once (default: 1,4,16)")
+    parser.add_argument("--accuracy", default="0,0.5,0.8,1", help="how often guesses are right (default: 0,0.5,0.8,1)")
+    parser.add_argument("--length", type=int, default=7, help="drafts that a step checks (default: 7)")
+    parser.add_argument("--branches", type=int, default=2, help="tokens that trees guess twice (default: 2)")
+    parser.add_argument("--second", type=float, default=0.5, help="how often the second guess is right (default: 0.5)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each answer (default: 200)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every row (default: 5)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them (default: all)")
+    parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    unknown = set(options.shapes.split(",")) - set(SHAPES)
+    if unknown:
+        parser.error(f"unknown shapes {', '.join(sorted(unknown))}; expected some of {', '.join(SHAPES)}")
+    accuracies = [float(text) for text in options.accuracy.split(",")]
+    if not all(0 <= share <= 1 for share in (*accuracies, options.second)):
+        parser.error("--accuracy and --second are probabilities; expected numbers from 0 to 1")
+    if options.length < 1 or options.branches < 1 or options.tokens < 2 or options.rounds < 1:
+        parser.error("--length, --branches and --rounds must be at least 1, --tokens at least 2")
+    bench = ReplayBench(options.model, options.dtype, Script(options.length, options.branches, options.second))
+    shapes = [shape for shape in options.shapes.split(",") if shape != "tree" or bench.takes_trees]
+    if not bench.max_drafts:
+        print("beholder: the model's device checks no drafts, there is nothing to measure", file=sys.stderr)
+        return 2
+    rows = []
+    for num_streams in map(int, options.streams.split(",")):
+        for row in bench.table(num_streams, accuracies, shapes, options.tokens, options.rounds):
+            rows.append(row)
+            if not options.json:
+                print(table_line(row, header=len(rows) == 1), flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    return 0
+
+
+class ReplayBench(Bench):
+    """One loaded model that answers with a text it is given.
+
+    Attributes:
+        max_drafts: Most that a step checks in a row.
+        takes_trees: Whether they may be trees.
+    """
+
+    def __init__(self, model: str, dtype: str, script: Script) -> None:
+        super().__init__({"model": model, "speculation": "auto", "dtype": dtype})
+        self.max_drafts = self._runner.max_drafts
+        self.takes_trees = self._runner.takes_trees
+        self._guesses = script
+        self._taught: dict[float, Lengths] = {}
+
+    def table(
+        self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
+    ) -> list[dict[str, Any]]:
+        """The figures of each shape at each accuracy."""
+        self._taught.clear()
+        asked = [("", "What is written in the picture?")]
+        streams = [
+            Stream([self._ask(f"{index}", asked, max_tokens=tokens, ignore_eos=True, seed=331 * index)])
+            for index in range(num_streams)
+        ]
+        wanted = [(shape, accuracy) for accuracy in accuracies for shape in shapes]
+        found: dict[tuple[str, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
+        for number in range(rounds + 1):
+            for shape, accuracy in wanted:
+                pair = self._plain(streams), self._replay(streams, shape, accuracy, number)
+                if number:  # the first round teaches
+                    found[shape, accuracy].append(pair)
+            print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
+        return [_row(num_streams, shape, accuracy, pairs) for (shape, accuracy), pairs in found.items()]
+
+    def _plain(self, streams: list[Stream]) -> _Steps:
+        steps = _Steps()
+        self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock))
+        return steps
+
+    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int) -> _Steps:
+        """One round of one row."""
+        steps = _Steps()
+        text, guesses = self._dictation, self._guesses
+        answers = {}
+        for request in (request for stream in streams for request in stream.requests):
+            params = request.sampling
+            answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
+
+        def adjust(engine: Engine) -> None:
+            from engine.speculation.controller import Always, Controller
+            from engine.speculation.replay import Replay
+
+            steps.watch(engine, self._clock)
+            vocab, branches = self._runner.vocab_size, 0 if shape == "chain" else guesses.branches
+            source = Replay(answers, accuracy, vocab, seed, branches=branches, second=guesses.second)
+            engine.speculator.sources = [source]
+            if shape == "auto":
+                engine.speculator.controller = self._taught.setdefault(accuracy, Controller())
+            else:
+                engine.speculator.controller = Always(guesses.length)
+
+        self._run(streams, "auto", text, adjust)
+        return steps
+
+
+class _Steps:
+    """What the steps of one round took, and gave, but for those with prompts."""
+
+    def __init__(self) -> None:
+        self.times_ms: list[float] = []
+        self.tokens = 0
+        self.drafted = 0
+
+    def watch(self, engine: Engine, clock: Callable[[], float]) -> None:
+        """Look at each step of an engine."""
+        step = engine.step
+
+        def watched() -> list[OutputStart | TokenEvents]:
+            running = engine.scheduler.running
+            decodes = bool(running) and not len(engine.waiting) and all(sequence.is_decoding for sequence in running)
+            tokens, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
+            started_s = clock()
+            told = step()
+            if decodes:
+                self.times_ms.append(1000 * (clock() - started_s))
+                self.tokens += engine.stats().generated_tokens - tokens
+                self.drafted += sum(engine.speculator.drafted.values()) - drafted
+            return told
+
+        engine.step = watched  # type: ignore[method-assign]
+
+    @property
+    def step_ms(self) -> float:
+        """The mean of the middle half."""
+        edge = len(self.times_ms) // 4
+        return statistics.fmean(sorted(self.times_ms)[edge : len(self.times_ms) - edge])
+
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond, if all steps were such."""
+        return self.tokens / len(self.times_ms) / self.step_ms
+
+
+def _row(num_streams: int, shape: str, accuracy: float, pairs: list[tuple[_Steps, _Steps]]) -> dict[str, Any]:
+    count = sum(len(steps.times_ms) for _, steps in pairs)
+    costs = [steps.step_ms / plain.step_ms for plain, steps in pairs]
+    speeds = [steps.rate / plain.rate for plain, steps in pairs]
+    low, middle, high = statistics.quantiles(speeds, n=4, method="inclusive") if len(speeds) > 1 else speeds * 3
+    return {
+        "streams": num_streams,
+        "accuracy": accuracy,
+        "drafts": shape,
+        "drafted/step": sum(steps.drafted for _, steps in pairs) / count / num_streams,
+        "tokens/step": sum(steps.tokens for _, steps in pairs) / count / num_streams,
+        "plain step ms": statistics.median(plain.step_ms for plain, _ in pairs),
+        "step ×": statistics.median(costs),
+        "time ÷": middle,
+        "from": low,
+        "to": high,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
