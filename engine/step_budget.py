@@ -1,6 +1,6 @@
 """How much prefill and encoding a step takes beside decoding: as much as keeps running streams steady.
 
-    │◀──────── decode ────────▶│◀─ room ─▶│               target: --itl-target-ms, or 1.3 × the decode step
+    │◀──────── decode ────────▶│◀─ room ─▶│   target: --itl-target-ms, or 1.3 × the decode step and 20 ms
     │ one token for each stream│ slices of a picture, chunks of prompts
 
 The target binds while one request waits for its first token, and that for less than `--ttft-target-ms`. From then on
@@ -25,6 +25,8 @@ from engine.step_costs import Costs, Load
 
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
+UNSEEN_S: Final = 0.02
+"""And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""
 GROWS: Final = 8
 """By how many times itself the room has grown when a request has waited for twice as long as the target says."""
 CROWDING: Final = 3
@@ -107,7 +109,8 @@ class StepBudget:
     Args:
         costs: How long parts of steps take; None: nobody knows, so that steps are bounded by tokens alone, and one new
             picture comes with a step beside decoding.
-        itl_target_s: How long a step with rows that decode should take; 0: `STEADY` times its decoding alone.
+        itl_target_s: How long a step with rows that decode should take; 0: `STEADY` times its decoding alone, and
+            at least `UNSEEN_S`.
         ttft_target_s: How long the target binds; 0: never, as without costs.
 
     Attributes:
@@ -134,7 +137,7 @@ class StepBudget:
         if self.costs is None:
             return None
         decode_s = self.costs.decode_s(rows, rows)
-        return decode_s, max(self._itl_target_s or STEADY * decode_s, decode_s)
+        return decode_s, max(self._target_s(decode_s), decode_s)
 
     def open(self, rows: int, tokens: int, arrivals_s: Sequence[float]) -> Room:
         """The room of a step in which `rows` decode, checking `tokens`. `arrivals_s`: by `now_s`, of the requests that
@@ -146,13 +149,16 @@ class StepBudget:
         if self.costs is None:
             return Room(None, load, pictures=NEW_PICTURES)
         decode_s = self.costs.decode_s(rows, tokens)
-        target_s = self._itl_target_s or STEADY * decode_s
+        target_s = self._target_s(decode_s)
         left_s = max(target_s - decode_s, 0.0)
         late = (self.now_s - min(arrivals_s)) / self._ttft_target_s - 1.0 if arrivals_s else 0.0
         growth = max(len(arrivals_s), 1) ** CROWDING * (1.0 + GROWS * max(late, 0.0))
         if growth > 1.0:
             left_s = max(left_s, (STEADY - 1.0) * decode_s) * growth
         return Room(self.costs, load, target_s, left_s, NEW_PICTURES)
+
+    def _target_s(self, decode_s: float) -> float:
+        return self._itl_target_s or max(STEADY * decode_s, UNSEEN_S)
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine import scheduler
+from engine import scheduler, step_budget
 from engine.sequence import Sequence
 from engine.speculation import model_drafting
 from engine.speculation.drafting import Kind
@@ -111,6 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
             ttft_target_ms=ttft_target_ms,
         )
         self.patch.setattr(model_drafting, "MOST_LATE", most_late)
+        self.patch.setattr(step_budget, "UNSEEN_S", 0.0)
         self.answers: dict[str, list[int]] = {}
         self.followed: dict[int, int] = {}
         if kind is not Kind.REPLAY:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from engine import step_budget
 from engine.config import EngineConfig
 from engine.core import is_timed
 from engine.step_budget import LEAST_CHUNK, StepBudget
@@ -20,6 +21,12 @@ from tests.engine.driving import Driver, picture, request
 from tests.engine.fake_runner import FakeRunner, LateRunner, load, reference
 
 PROMPT = list(range(10, 40))
+
+
+@pytest.fixture(autouse=True)
+def sharp_eyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads these streams sees the shortest gap."""
+    monkeypatch.setattr(step_budget, "UNSEEN_S", 0.0)
 
 
 def timed(
@@ -100,6 +107,16 @@ def test_slices_and_tokens_share_the_time_of_a_step() -> None:
     driver.step(2)
     assert driver.runner.sliced == [3, 1]
     assert lengths(driver)[2:] == [[1], [1, 8]], "2 of 3 ms are left after the last slice"
+
+
+def test_steps_may_take_as_long_as_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_budget, "UNSEEN_S", 17 * MS)
+    driver = timed()
+    streaming(driver)
+    driver.submit(seeing("seen"))
+    driver.step(2)
+    assert driver.runner.sliced == [7, 5], "17 - 10 ms, not 1.3 × 10 ms"
+    assert driver.engine.budget.pace(1) == (10 * MS, 17 * MS)
 
 
 def test_a_target_of_its_own_says_how_much_fits() -> None:
