@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from engine.speculation.drafter import Drafter
     from preprocess.wire import SamplingParams, TokenLogprobs
 
 
@@ -131,6 +132,7 @@ class Runner(Protocol):
         slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
         embedding_bytes: Bytes of one vision token's embedding.
         max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
+        drafter: A model that guesses, loaded beside this one; its entries share the slots.
         takes_trees: Whether guesses may be trees; if not, rows with `parents` are never sent.
         picture_side: Of a picture that the encoder takes whatever its model, in pixels.
     """
@@ -142,6 +144,7 @@ class Runner(Protocol):
     slot_table: torch.Tensor
     embedding_bytes: int
     max_drafts: int
+    drafter: Drafter | None
     takes_trees: bool
     picture_side: int
 

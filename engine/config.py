@@ -30,8 +30,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         largest: As in `PreprocessConfig`; decides how large the vision cache is chosen.
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
-            about), ``"habit"`` (what the model keeps saying), ``"auto"`` (all of them; on a GPU none yet), or
-            ``"none"``. No guess changes what is said.
+            about), ``"habit"`` (what the model keeps saying), ``"draft-model"`` or ``"head"`` (see below), ``"auto"``
+            (all that there are; on a GPU none yet), or ``"none"``. No guess changes what is said.
+        draft_model: Folder of a smaller model of the same vocabulary that guesses; empty: none.
+        draft_head: Folder of a head, trained for the model, that guesses (EAGLE-3 layout); empty: the folder ``head``
+            inside the model's, if there is one and no draft model was named.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """
@@ -51,5 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     vision_cache_bytes: int = 0
     largest: PictureBound = PictureBound()
     prefix_cache: bool = True
-    speculation: Literal["auto", "none", "ngram", "echo", "grammar", "habit"] = "auto"
+    speculation: Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"] = "auto"
+    draft_model: str = ""
+    draft_head: str = ""
     check: bool = False

@@ -32,6 +32,7 @@ from engine.kv.cache import KVCache
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
+from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.speculator import Speculator
 from engine.speculation.tree import path
 from engine.step_budget import StepBudget
@@ -94,8 +95,9 @@ class Engine:
         self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
+        model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
         self.speculator = Speculator(
-            config.speculation, runner.max_drafts, runner.vocab_size, takes_trees=runner.takes_trees
+            config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees
         )
         self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
         self.scheduler = Scheduler(

@@ -19,10 +19,12 @@ from engine.config import EngineConfig
 from engine.cpu.native import why_not
 from engine.cpu.runner import CpuRunner
 from engine.limits import free_memory, kv_size
+from engine.load_drafter import load_drafter
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_config
 from engine.models.qwen import qwen2_config, qwen3_config
 from engine.runner import TorchRunner, VisionEncoder
+from engine.speculation.torch_drafters import Pools
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.errors import ModelError
 from preprocess.vision.idefics3 import Idefics3Encoder
@@ -83,6 +85,11 @@ def load_runner(config: EngineConfig) -> Runner:
         raise ModelError(
             f"speculation is {config.speculation}, but nothing is guessed ahead on a GPU yet; expected auto or none"
         )
+    if device.type == "cuda" and (config.draft_model or config.draft_head):
+        name = "draft_model" if config.draft_model else "draft_head"
+        raise ModelError(
+            f"{name} is set, but nothing is guessed ahead on a GPU yet; leave it out, or set device to cpu"
+        )
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
@@ -91,12 +98,19 @@ def load_runner(config: EngineConfig) -> Runner:
         model = family.language(checkpoint)
         encoder = family.encoder(checkpoint)
     checkpoint.finish()
+    reason = why_not(model.config, dtype) if device.type == "cpu" else ""
+    drafter = None
+    if device.type == "cpu":
+        languages = {name: family.language for name, family in FAMILIES.items()}
+        drafter = load_drafter(config, model, checkpoint, languages, is_native=not reason)
+        if drafter is not None and drafter.reads_layers:
+            reason = reason or "a head reads what the layers make"
 
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
+    token_bytes += 0 if drafter is None else drafter.token_bytes
     size = kv_size(config, config_of.max_positions, token_bytes, free=free_memory(device), is_cpu=device.type == "cpu")
     make: type[TorchRunner] = TorchRunner
-    reason = ""
     if device.type == "cuda":
         from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does
 
@@ -104,7 +118,7 @@ def load_runner(config: EngineConfig) -> Runner:
             from engine.gpu.runner import CudaRunner
 
             make = CudaRunner
-    elif not (reason := why_not(model.config, dtype)):
+    elif not reason:
         make = CpuRunner
     runner = make(
         model,
@@ -117,6 +131,8 @@ def load_runner(config: EngineConfig) -> Runner:
     )
     if reason:
         runner.kernel = f"torch: {reason}"
+    if drafter is not None:
+        runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype)))
     return runner
 
 

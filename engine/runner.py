@@ -17,6 +17,8 @@ from engine.attention.torch_backend import TorchAttention
 from engine.batch import PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
+from engine.speculation.drafter import Drafter
+from engine.speculation.torch_drafters import Head
 from engine.speculation.tree import offsets
 from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
@@ -77,6 +79,8 @@ class TorchRunner:
         self.max_positions = max_positions
         self.max_rows = max_rows
         self.max_drafts = MAX_DRAFTS if device.type == "cpu" else 0  # GPU steps have no graph for drafts yet
+        self.drafter: Drafter | None = None
+        self._head: Head | None = None
         self.takes_trees = self.max_drafts > 0
         self.vocab_size = config.vocab_size
         self.dtype = dtype
@@ -93,6 +97,11 @@ class TorchRunner:
             (config.num_layers, num_slots, 2, config.num_kv_heads, config.head_dim), dtype=dtype, device=device
         )
         self.attention = TorchAttention(self.kv_pool, self.slot_table)
+
+    def guess_with(self, drafter: Drafter) -> None:
+        """Let a draft model or head guess, that shares this runner's slots. Call before the first step."""
+        self.drafter = drafter
+        self._head = drafter if isinstance(drafter, Head) else None
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -121,7 +130,7 @@ class TorchRunner:
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "kernel": self.kernel,
-            "kv_bytes": self.kv_pool.nbytes,
+            "kv_bytes": self.kv_pool.nbytes + self.num_slots * (self.drafter.token_bytes if self.drafter else 0),
             "model_context": self.model.config.max_positions,
         }
 
@@ -139,6 +148,8 @@ class TorchRunner:
         self.step([Row(0, 0, [0] * length, sampling, [picture])])
         for rows in {1, min(8, self.max_rows)}:
             self.step([Row(row, length, [0], sampling) for row in range(rows)])
+        if self.drafter is not None:
+            self.drafter.warm_up()
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -164,12 +175,16 @@ class TorchRunner:
 
         hidden = self.model.embed(torch.tensor(token_ids, device=self.device))  # (tokens, hidden)
         width = hidden.shape[1]
-        for at, embeddings in pictures:
-            hidden[at : at + len(embeddings)] = embeddings.view(len(embeddings), -1)[:, :width]
+        seen = [(at, embeddings.view(len(embeddings), -1)[:, :width]) for at, embeddings in pictures]
+        for at, embeddings in seen:
+            hidden[at : at + len(embeddings)] = embeddings
         at_positions = torch.tensor(positions, device=self.device)
         plan = self.attention.plan(segments, at_positions)
         rotary = self._rotary(laid_out, at_positions)
-        hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures))
+        features = None if self._head is None else dict.fromkeys(self._head.layers, hidden)
+        hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures), features)
+        if self._head is not None and features is not None:
+            self._head.remember(plan.write_slots, features, seen)
         ends = [
             token
             for index, row in enumerate(rows)

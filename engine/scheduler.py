@@ -189,6 +189,9 @@ class Scheduler:
             drafts = self.speculator.propose(decoding, max(room, 0))
         counts = [1 + len(guesses.token_ids) for guesses in drafts]
         self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None], counts)
+        if self.speculator is not None:  # a model that guesses writes to the slots of its guesses
+            drafts = self.speculator.draft(decoding, drafts)
+            counts = [1 + len(guesses.token_ids) for guesses in drafts]
         plan.chunks.extend(
             Chunk(sequence, sequence.num_computed, count, True, *guesses)
             for sequence, count, guesses in zip(decoding, counts, drafts, strict=True)

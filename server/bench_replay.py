@@ -98,7 +98,7 @@ class ReplayBench(Bench):
     """
 
     def __init__(self, model: str, dtype: str, script: Script) -> None:
-        super().__init__(model, "auto", dtype)
+        super().__init__({"model": model, "speculation": "auto", "dtype": dtype})
         self.max_drafts = self._runner.max_drafts
         self.takes_trees = self._runner.takes_trees
         self._guesses = script

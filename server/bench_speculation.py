@@ -15,7 +15,8 @@ times are processor time of that thread, since shared machines are noisy; otherw
     slow       the scene drifts, and now and then is another
     cuts       another scene each time
 
-    beholder bench --speculation [--model FOLDER] [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
+    beholder bench --speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER]
+                                 [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -114,6 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", default="1,4,16,64", help="clients at once (default: 1,4,16,64)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them (default: all)")
+    parser.add_argument("--draft-model", default="", help="a smaller model that guesses (default: none)")
+    parser.add_argument("--draft-head", default="", help="a head that guesses (default: the model's own, if any)")
     parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -121,7 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(options.workloads.split(",")) - set(WORKLOADS)
     if unknown:
         parser.error(f"unknown workloads {', '.join(sorted(unknown))}; expected some of {', '.join(WORKLOADS)}")
-    bench = Bench(options.model, options.mode, options.dtype)
+    drafters = {"draft_model": options.draft_model, "draft_head": options.draft_head}
+    bench = Bench({"model": options.model, "speculation": options.mode, "dtype": options.dtype, **drafters})
     rows = []
     for name in options.workloads.split(","):
         for streams in map(int, options.streams.split(",")):
@@ -141,15 +145,19 @@ def table_line(row: dict[str, Any], *, header: bool) -> str:
 
 
 class Bench:
-    """One loaded model that both sides use in turn."""
+    """One loaded model that both sides use in turn.
 
-    def __init__(self, model: str, speculation: str, dtype: str) -> None:
+    Args:
+        options: As in `Settings`.
+    """
+
+    def __init__(self, options: Mapping[str, object]) -> None:
         import torch
 
         from engine.load import load_runner
         from engine.speculation.controller import Controller
 
-        self._settings = Settings.load({"model": model, "speculation": speculation, "dtype": dtype}).resolve_model()
+        self._settings = Settings.load(options).resolve_model()
         config = self._settings.engine_config()
         self._config = msgspec.structs.replace(config, max_waiting=1024, max_waiting_tokens=10**9)
         self._runner = load_runner(self._config)
@@ -158,7 +166,8 @@ class Bench:
         self._clock = time.thread_time if is_one_thread else time.perf_counter
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
-        self._learnt = Controller()
+        drafter = self._runner.drafter
+        self._learnt = Controller(None if drafter is None else drafter.cost)
         self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
 

@@ -46,7 +46,7 @@ _DRAFT_TOTALS: Final = (
     ("vllm:spec_decode_num_draft_tokens", "Tokens guessed ahead and checked, by who guessed them.", "drafted"),
     ("vllm:spec_decode_num_accepted_tokens", "Tokens guessed ahead rightly, by who guessed them.", "accepted"),
 )
-_SOURCES: Final = ("ngram", "echo", "grammar", "habit")
+_SOURCES: Final = ("ngram", "echo", "grammar", "habit", "draft-model", "head")
 
 
 class Metrics:
@@ -184,7 +184,8 @@ class _ServiceCollector(Collector):
         for name, text, field in _DRAFT_TOTALS:
             family = CounterMetricFamily(name, text, labels=[*self._names, "source"])
             for source in _SOURCES:
-                family.add_metric([*self._values, source], getattr(stats, f"{field}_{source}", 0))
+                total = getattr(stats, f"{field}_{source.replace('-', '_')}", 0)
+                family.add_metric([*self._values, source], total)
             yield family
         restarts = CounterMetricFamily(
             "beholder_child_deaths",

@@ -122,6 +122,21 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             )
         if self.api_key and not all("!" <= character <= "~" for character in self.api_key):
             raise SettingsError("--api-key: expected printable ASCII characters without spaces")
+        self._check_drafters()
+
+    def _check_drafters(self) -> None:
+        if self.draft_model and self.draft_head:
+            raise SettingsError("--draft-model and --draft-head: expected one of them")
+        if self.speculation == "draft-model" and not self.draft_model:
+            raise SettingsError("--speculation draft-model: name the model with --draft-model")
+        for flag, given, mode in (
+            ("--draft-model", self.draft_model, "draft-model"),
+            ("--draft-head", self.draft_head, "head"),
+        ):
+            if given and self.speculation not in ("auto", mode):
+                raise SettingsError(
+                    f"{flag}: with --speculation {self.speculation} it would never guess; expected auto or {mode}"
+                )
 
     @property
     def max_body_bytes(self) -> int:
@@ -192,6 +207,8 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             largest=self.largest_picture,
             prefix_cache=self.prefix_cache,
             speculation=self.speculation,
+            draft_model=self.draft_model,
+            draft_head=self.draft_head,
         )
 
     def preprocess_config(self) -> PreprocessConfig:
@@ -216,7 +233,8 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
         )
 
     def resolve_model(self) -> Settings:
-        """The same settings with `model` a folder that exists, `served_model_name` filled and `presets` absolute.
+        """The same settings with `model` and what guesses for it folders that exist, `served_model_name` filled and
+        `presets` absolute.
 
         A hub name is downloaded (weights as safetensors, tokenizer, configuration; never code or pickles).
 
@@ -224,12 +242,23 @@ class Settings(StreamOptions, frozen=True, kw_only=True):
             SettingsError: No such folder, no such model, or no way to reach the hub: one line that says so.
         """
         names = self.served_model_name or (default_model_name(self.model),)
-        try:
-            folder = model_folder(self.model)
-        except ModelSourceError as error:
-            raise SettingsError(f"--model: {error}") from None
         presets = str(Path(self.presets).absolute()) if self.presets else ""  # children may stand elsewhere
-        return msgspec.structs.replace(self, model=str(folder), served_model_name=names, presets=presets)
+        return msgspec.structs.replace(
+            self,
+            model=_folder("--model", self.model),
+            draft_model=_folder("--draft-model", self.draft_model) if self.draft_model else "",
+            draft_head=_folder("--draft-head", self.draft_head) if self.draft_head else "",
+            served_model_name=names,
+            presets=presets,
+        )
+
+
+def _folder(flag: str, model: str) -> str:
+    """Of a model that an option names, downloaded where that is needed."""
+    try:
+        return str(model_folder(model))
+    except ModelSourceError as error:
+        raise SettingsError(f"{flag}: {error}") from None
 
 
 OPTIONS: Final[Mapping[str, Field]] = types.MappingProxyType(fields_of(Settings))
@@ -258,4 +287,6 @@ OFFLINE_OPTIONS: Final = (
     "vision_cache_mb",
     "prefix_cache",
     "speculation",
+    "draft_model",
+    "draft_head",
 )

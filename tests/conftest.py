@@ -41,7 +41,7 @@ _TINY: Final = (
 )
 """Each after what it imports."""
 
-for _name in (*_TINY, "packed_models", "serving", "streaming", "soak", "clips", "browser"):
+for _name in (*_TINY, "tiny_heads", "packed_models", "serving", "streaming", "soak", "clips", "browser"):
     _load(_name)
 
 

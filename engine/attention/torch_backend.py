@@ -57,8 +57,8 @@ class TorchPlan:
         self, pool: torch.Tensor, write_slots: torch.Tensor, decodes: list[_Decode], prefills: list[_Prefill]
     ) -> None:
         self._layers = pool.unbind(0)
+        self.write_slots = write_slots  # (tokens,), where the step's keys and values go
         self._kv_heads = pool.shape[3]
-        self._write_slots = write_slots
         self._decodes = decodes
         self._prefills = prefills
         self._biases: dict[int, torch.Tensor] = {}
@@ -66,7 +66,7 @@ class TorchPlan:
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
         pool = self._layers[layer]  # (slots, 2, kv_heads, head_dim)
-        pool.index_copy_(0, self._write_slots, key_value)
+        pool.index_copy_(0, self.write_slots, key_value)
         parts = [self._decode(pool, query, part) for part in self._decodes]
         parts += [self._prefill(pool, query, part) for part in self._prefills]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -16,6 +16,10 @@ class SlotPool:
 
     Args:
         num_slots: Slots on the device, the dummy included.
+
+    Attributes:
+        followed: bool (num_slots,): slots for which a model that drafts has computed its own entry, too. Whoever has it
+            compute them says so here; a slot that is handed out anew is not among them.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -25,6 +29,7 @@ class SlotPool:
         self.num_free = self.capacity
         self.in_flight = False
         self._stack: SlotArray = np.arange(num_slots - 1, 0, -1, dtype=np.int32)  # the free ones are _stack[:num_free]
+        self.followed: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self._taken: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self._pending: list[SlotArray] = []
 
@@ -35,6 +40,7 @@ class SlotPool:
         slots = self._stack[self.num_free - count : self.num_free].copy()
         self.num_free -= count
         self._taken[slots] = True
+        self.followed[slots] = False
         return slots
 
     def free(self, slots: SlotArray) -> None:

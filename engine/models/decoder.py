@@ -169,23 +169,29 @@ class Decoder:
         return self.embedding(token_ids)
 
     def forward(
-        self, x: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, deepstack: DeepStack | None = None
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        deepstack: DeepStack | None = None,
+        features: dict[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Embeddings (tokens, hidden) → hidden states (tokens, hidden), not yet normalised.
 
-        `positions`: (tokens,), or (3, tokens) temporal, height and width for a model with M-RoPE.
+        `positions`: (tokens,), or (3, tokens) temporal, height and width for a model with M-RoPE. `features`: for each
+        of its keys n, takes the hidden states after n layers, (tokens, hidden).
         """
         rotation = self.rope.at(positions)
-        num_taps = 0
-        if deepstack is not None:
-            num_taps = len(deepstack.taps)
-            for layer, tap in zip(self.layers, deepstack.taps, strict=False):
-                self.progress()
-                x = layer(x, self.rope, rotation, plan)
-                x.index_add_(0, deepstack.tokens, tap)
-        for layer in self.layers[num_taps:]:
+        num_taps = 0 if deepstack is None else len(deepstack.taps)
+        for index, layer in enumerate(self.layers):
+            if features is not None and index in features:
+                features[index] = x
             self.progress()
             x = layer(x, self.rope, rotation, plan)
+            if deepstack is not None and index < num_taps:
+                x.index_add_(0, deepstack.tokens, deepstack.taps[index])
+        if features is not None and len(self.layers) in features:
+            features[len(self.layers)] = x
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The configurations of Qwen language models: Qwen2 (arXiv:2407.10671) and Qwen3 with its experts (arXiv:2505.09388).
 
-As part of Qwen-VL models they rotate heads by three positions, temporal, height and width (M-RoPE, arXiv:2409.12191).
+By themselves (`qwen_text_config`) they can guess for larger ones. As part of Qwen-VL models they rotate heads by three
+positions, temporal, height and width (M-RoPE, arXiv:2409.12191).
 """
 
 from __future__ import annotations
@@ -67,6 +68,34 @@ def qwen3_config(fields: Fields, *, has_experts: bool = False) -> DecoderConfig:
         rope=RopeConfig.read(fields, max_positions=max_positions, theta=5e5, sections=(24, 20, 20), interleaved=True),
         qk_norm=True,
         experts=ExpertsConfig.read(fields, num_experts=60, top_k=4, intermediate_size=1408) if has_experts else None,
+    )
+    config.check(fields)
+    return config
+
+
+def qwen_text_config(fields: Fields) -> DecoderConfig:
+    """A dense Qwen2, Qwen2.5 or Qwen3 that knows nothing of pictures: plain positions."""
+    kind = fields.choice("model_type", ("qwen2", "qwen3"))
+    fields.choice("hidden_act", ("silu",), "silu")
+    fields.refuse("use_sliding_window", unless=False, reason=_SLIDING)
+    if kind == "qwen3":
+        fields.refuse("attention_bias", unless=False, reason="biases in attention are not supported")
+    heads = fields.integer("num_attention_heads")
+    hidden = fields.integer("hidden_size")
+    max_positions = fields.integer("max_position_embeddings", 32768)
+    config = DecoderConfig(
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads"),
+        head_dim=fields.integer("head_dim", hidden // heads if kind == "qwen2" else 128),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_positions=max_positions,
+        rope=RopeConfig.read(fields, max_positions=max_positions),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
     )
     config.check(fields)
     return config

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from engine.speculation.acceptance import Rates
 from engine.speculation.branching import Branching, fitting
+from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.step_times import StepTimes, row_class
 
 LENGTHS: Final = (1, 3, 7, 15)
@@ -75,8 +76,48 @@ class Lengths(Protocol):
         """
         ...
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
-        """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses."""
+    def may_ask_model(self, rows: int, rates: Rates) -> bool:
+        """Whether to see what a model could guess before this step, where it is right with `rates`."""
+        ...
+
+    def choose_model(
+        self,
+        rows: int,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """How many tokens a model guesses for each row in the place of the `lengths` that were chosen; 0: those stay.
+        All in all at most `room` are checked then.
+        """
+        ...
+
+    def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """A model has guessed. See `DraftTimes.add`."""
+        ...
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """A step computed so many tokens of prompts and nothing else."""
+        ...
+
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
+        """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses, for which a model had
+        taken `drafting_s` before.
+        """
+        ...
+
+    def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
+        """The same of a step that computed other things too, so that its time tells nothing."""
         ...
 
 
@@ -122,7 +163,46 @@ class Always:
                 room += lengths[index] - widths[index]
         return widths
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
+    def may_ask_model(self, rows: int, rates: Rates) -> bool:
+        """See `Lengths.may_ask_model`."""
+        return self._length > 0
+
+    def choose_model(
+        self,
+        rows: int,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """For rows in which nothing else is checked. See `Lengths.choose_model`."""
+        room -= sum(lengths)
+        chosen = []
+        for length, model in zip(lengths, models, strict=True):
+            own = 0 if length or model is None else min(model.length, self._length, room)
+            room -= own
+            chosen.append(own)
+        return chosen
+
+    def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """Nothing is learnt."""
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """Nothing is learnt."""
+
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
+        """Nothing is learnt."""
+
+    def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
         """Nothing is learnt."""
 
 
@@ -136,11 +216,16 @@ class _Watch:
 
 
 class Controller:
-    """See `Lengths`."""
+    """See `Lengths`.
 
-    def __init__(self) -> None:
+    Args:
+        model_cost: See `Drafter.cost`; None where no model guesses.
+    """
+
+    def __init__(self, model_cost: float | None = None) -> None:
         self.times = StepTimes()
         self._branching = Branching(self.times, LENGTHS)
+        self.models = None if model_cost is None else ModelLengths(self.times, model_cost)
         self._looking_s = 0.0
         self._pause = 0
         self._next_pause = 1
@@ -191,6 +276,37 @@ class Controller:
         watch.promise = best_rate * plain_s / rows
         return self._without_waste(rows, candidates, best, plain_s, best_rate)
 
+    def may_ask_model(self, rows: int, rates: Rates) -> bool:
+        """See `Lengths.may_ask_model`."""
+        return self.models is not None and self.times.plain_age(rows) < REFRESH and self.models.may_ask(rows, rates)
+
+    def choose_model(
+        self,
+        rows: int,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """See `Lengths.choose_model`."""
+        if self.models is None:
+            return [0] * len(models)
+        free = [
+            0.0 if candidate is None or not length else candidate.rates.expected(length)
+            for candidate, length in zip(candidates, lengths, strict=True)
+        ]
+        return self.models.choose(rows, free, lengths, models, room)
+
+    def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """See `Lengths.guessed`."""
+        if self.models is not None:
+            self.models.drafts.add(rows, late, num_forwards, first_s, others_s)
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """See `Lengths.prompts`."""
+        if self.models is not None:
+            self.models.drafts.add_prompt(tokens, elapsed_s)
+
     def may_branch(self, rows: int) -> bool:
         """See `Lengths.may_branch`."""
         return self._branching.may_branch(rows)
@@ -215,9 +331,23 @@ class Controller:
         self._watches[row_class(rows)].promise = rate * plain_s / rows
         return widths
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
         """See `Lengths.stepped`."""
         if elapsed_s <= 0.0:
+            return
+        if self.models is not None:
+            self.models.stepped(rows, tokens, gained, elapsed_s, drafting_s, is_pure=True)
+        if drafting_s > 0.0:  # what had been promised without the model is not what came
+            self.times.add(rows, tokens, elapsed_s)
             return
         watch = self._watches.get(row_class(rows))
         if watch is not None:
@@ -232,6 +362,11 @@ class Controller:
             self.times.add_tree(rows, tokens, elapsed_s)
         else:
             self.times.add(rows, tokens, elapsed_s)
+
+    def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
+        """See `Lengths.drafted_beside_prompts`."""
+        if self.models is not None:
+            self.models.stepped(rows, tokens, gained, 0.0, drafting_s, is_pure=False)
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""

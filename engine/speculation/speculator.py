@@ -1,7 +1,8 @@
 """Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
 
 Sources that guess but are not checked are judged all the same, by whether the token that came was their first guess; so
-a source that has become good is noticed while nothing is drafted, and costs the model nothing.
+a source that has become good is noticed while nothing is drafted, and costs the model nothing. A draft model or a head
+is no such source: it is asked only when it has been decided how much it shall guess (see `model_drafting`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
 from engine.speculation.merge import Branch, DraftTree
+from engine.speculation.model_drafting import ModelDrafting
+from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.ngram import NGrams
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     from engine.scheduler import Plan
     from engine.sequence import Sequence
 
-Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit"]
+Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"]
 SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced, "habit": Habit}
+MODELS: Final = ("draft-model", "head")
+UNKNOWN: Final = -1
+"""Stands for a guess that a model has yet to make."""
 
 SEQUENCE_MEMORY: Final = 24
 SOURCE_MEMORY: Final = 256
@@ -49,14 +55,25 @@ class Speculator:
         mode: Which sources guess.
         max_drafts: Most that the runner checks in a row; with 0 nobody guesses.
         vocab_size: Guesses are below it.
+        model: A draft model or head, if there is one.
         takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
     """
 
-    def __init__(self, mode: Mode, max_drafts: int, vocab_size: int, *, takes_trees: bool = True) -> None:
-        names = {"auto": tuple(SOURCES), "none": ()}.get(mode, (mode,))
-        self.sources: list[Source] = [SOURCES[name]() for name in names] if max_drafts else []
-        self.controller: Lengths = Controller()
-        self.drafted = dict.fromkeys((*SOURCES, "replay"), 0)
+    def __init__(
+        self,
+        mode: Mode,
+        max_drafts: int,
+        vocab_size: int,
+        model: ModelDrafting | None = None,
+        *,
+        takes_trees: bool = True,
+    ) -> None:
+        names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
+        self.sources: list[Source] = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
+        is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
+        self.model = model if is_asked else None
+        self.controller: Lengths = Controller(None if self.model is None else self.model.cost)
+        self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
@@ -64,13 +81,14 @@ class Speculator:
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
+        self._drafting_s = 0.0
         self._rest = 0
         self._next_rest = 1
 
     @property
     def is_on(self) -> bool:
         """Whether anybody guesses."""
-        return bool(self.sources)
+        return bool(self.sources) or self.model is not None
 
     @property
     def is_due(self) -> bool:
@@ -80,7 +98,7 @@ class Speculator:
         return self.is_on and not self._rest
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
-        """Drafts of each sequence that decodes, `room` in all at most."""
+        """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         none = [NO_DRAFTS] * len(sequences)
         self._rest = self._next_rest
         are_new = any(sequence.drafting is None for sequence in sequences)
@@ -94,15 +112,43 @@ class Speculator:
                 drafting = sequence.drafting = Drafting()
             candidates.append(self._candidate(sequence, drafting))
         lengths = self.controller.choose(len(sequences), candidates, room)
-        if self._takes_trees and any(lengths) and self.controller.may_branch(len(sequences)):
+        by_model = self._choose_model(sequences, candidates, lengths, room)
+        if any(by_model):
+            lengths = [0 if own else length for length, own in zip(lengths, by_model, strict=True)]
+        elif self._takes_trees and any(lengths) and self.controller.may_branch(len(sequences)):
             lengths = self._branch(sequences, candidates, lengths, room)
         drafts = []
-        for sequence, length in zip(sequences, lengths, strict=True):
+        for sequence, length, own in zip(sequences, lengths, by_model, strict=True):
             assert sequence.drafting is not None
-            drafts.append(_drafts(sequence.drafting, length))
-        self.controller.looked(len(sequences), time.perf_counter() - started_s, found=any(lengths))
-        self._rest = self._next_rest = 1 if any(lengths) else min(2 * self._next_rest, LONGEST_REST)
+            drafts.append(Drafts((UNKNOWN,) * own) if own else _drafts(sequence.drafting, length))
+        found = any(lengths) or any(by_model)
+        self.controller.looked(len(sequences), time.perf_counter() - started_s, found=found)
+        self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
         return drafts
+
+    def draft(self, sequences: Ordered[Sequence], drafts: Ordered[Drafts]) -> list[Drafts]:
+        """The same drafts with those that the model guesses; sequences have slots for them. It may guess fewer: the
+        slots for the rest are given back.
+        """
+        asked = [index for index, own in enumerate(drafts) if own.token_ids and own.token_ids[0] == UNKNOWN]
+        if not asked or self.model is None:
+            return list(drafts)
+        guessed = self.model.draft([(sequences[index], len(drafts[index].token_ids)) for index in asked])
+        if self.model.took is not None:
+            self._drafting_s += sum(self.model.took[3:])
+            self.controller.guessed(*self.model.took)
+        complete = list(drafts)
+        for index, token_ids in zip(asked, guessed, strict=True):
+            sequence, drafting = sequences[index], sequences[index].drafting
+            assert drafting is not None
+            proposal = self._allowed(sequence, Proposal(self.model.kind, token_ids)) if token_ids else None
+            own = NO_DRAFTS if proposal is None else Drafts(tuple(proposal.token_ids))
+            if proposal is not None:
+                drafting.proposed.insert(0, proposal)
+            drafting.chosen, drafting.drafts = proposal, own
+            complete[index] = own
+            self.model.give_back(sequence, len(drafts[index].token_ids) - len(own.token_ids))
+        return complete
 
     def verified(
         self, sequence: Sequence, drafts: Ordered[int], standing: Ordered[SampledToken], num_kept: int
@@ -121,6 +167,8 @@ class Speculator:
                 self.drafted[chosen.kind.source] += len(drafts)
                 self.accepted[chosen.kind.source] += num_accepted
                 self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                if self.model is not None and chosen.kind is self.model.kind:
+                    self.model.verified(sequence, num_accepted)
             else:
                 self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
         for proposal in drafting.proposed:
@@ -133,17 +181,18 @@ class Speculator:
     def stepped(self, plan: Plan, elapsed_s: float) -> None:
         """A step took so long, from scheduling or the results of the one before it to its own results."""
         gained, self._gained = self._gained, 0
+        drafting_s, self._drafting_s = self._drafting_s, 0.0
         self._rest = max(self._rest - 1, 0)
-        if plan.encodings:
-            return
-        tokens = 0
-        has_trees = False
-        for chunk in plan.chunks:
-            if not chunk.samples or chunk.count != 1 + len(chunk.drafts):
-                return  # a prompt's part
-            tokens += chunk.count
-            has_trees = has_trees or chunk.parents is not None
-        self.controller.stepped(len(plan.chunks), tokens, gained, elapsed_s, has_trees=has_trees)
+        decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
+        tokens = sum(chunk.count for chunk in decoding)
+        if not plan.encodings and len(decoding) == len(plan.chunks):
+            has_trees = any(chunk.parents is not None for chunk in decoding)
+            taken_s = elapsed_s - drafting_s
+            self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
+        elif not decoding and plan.chunks:
+            self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
+        elif drafting_s > 0.0:
+            self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
@@ -152,8 +201,26 @@ class Speculator:
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
-        drafted = {f"drafted_{name}": self.drafted[name] for name in SOURCES}
-        return drafted | {f"accepted_{name}": self.accepted[name] for name in SOURCES}
+        fields = {name: name.replace("-", "_") for name in (*SOURCES, *MODELS)}
+        drafted = {f"drafted_{field}": self.drafted[name] for name, field in fields.items()}
+        return drafted | {f"accepted_{field}": self.accepted[name] for name, field in fields.items()}
+
+    def _choose_model(
+        self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: Ordered[int], room: int
+    ) -> list[int]:
+        """How many tokens the model guesses for each sequence, in the place of `lengths`; 0: nothing."""
+        if self.model is None or self.model.is_broken:
+            return [0] * len(sequences)
+        kind = self.model.kind
+        general = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
+        if not self.controller.may_ask_model(len(sequences), general):
+            return [0] * len(sequences)
+        models: list[ModelCandidate | None] = []
+        for sequence in sequences:
+            assert sequence.drafting is not None
+            rates = self._rates(sequence.drafting, kind)
+            models.append(self.model.candidate(sequence, self._limit(sequence), rates))
+        return self.controller.choose_model(len(sequences), candidates, lengths, models, room)
 
     def _candidate(self, sequence: Sequence, drafting: Drafting) -> Candidate | None:
         """The best of what the sources guess."""

@@ -62,6 +62,15 @@ class Checkpoint:
             raise ModelError(f"{self.folder}: tensor {name} is {tensor.dtype}, expected floating point")
         return self._checked(name, tensor, shape)
 
+    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of whole numbers or booleans, such as a table of ids, in its own type."""
+        tensor = self._read(name)
+        if tensor.is_floating_point():
+            raise ModelError(f"{self.folder}: tensor {name} is {tensor.dtype}, expected whole numbers")
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{self.folder}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        return tensor.to(self.device)
+
     def weight(self, module: str, shape: tuple[int, int], *, kind: str = "Linear") -> torch.Tensor:
         """The weight of a linear layer or (`kind` ``"Embedding"``) an embedding table, packed or not."""
         if f"{module}.weight_packed" not in self._file_of:

@@ -102,10 +102,14 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     drafted_echo: int = 0
     drafted_grammar: int = 0
     drafted_habit: int = 0
+    drafted_draft_model: int = 0
+    drafted_head: int = 0
     accepted_ngram: int = 0
     accepted_echo: int = 0
     accepted_grammar: int = 0
     accepted_habit: int = 0
+    accepted_draft_model: int = 0
+    accepted_head: int = 0
 
 
 EngineReply = Admitted | Rejected | ResetDone | EngineStats

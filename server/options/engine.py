@@ -84,10 +84,25 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         bool, Option("Keep computed prompts, so that the next request with the same start is fast.")
     ] = True
     speculation: Annotated[
-        Literal["auto", "none", "ngram", "echo", "grammar", "habit"],
+        Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"],
         Option(
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
-            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit); auto: all, where it "
-            "pays, and on a GPU none yet. No guess changes an answer."
+            "earlier answers (echo), the answer's grammar, what the model keeps saying (habit), a smaller model "
+            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays, and on a GPU "
+            "none yet. No guess changes an answer."
         ),
     ] = "auto"
+    draft_model: Annotated[
+        str,
+        Option(
+            "A smaller model of the same vocabulary that guesses tokens ahead: a folder, or a name on the Hugging Face "
+            "hub. Empty: none."
+        ),
+    ] = ""
+    draft_head: Annotated[
+        str,
+        Option(
+            "A head in the layout of EAGLE-3, trained for the model, that guesses tokens ahead: a folder, or a name on "
+            "the Hugging Face hub. Empty: the folder 'head' in the model's, if there is one."
+        ),
+    ] = ""

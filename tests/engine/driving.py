@@ -4,6 +4,7 @@ well-formed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,9 +13,12 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.scheduler import Growth
-from engine.speculation.controller import Always
+from engine.speculation.controller import Always, Candidate
+from engine.speculation.drafting import Kind
+from engine.speculation.model_drafting import ModelDrafting
+from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.replay import Replay
-from engine.speculation.speculator import Mode
+from engine.speculation.speculator import Mode, Speculator
 from engine.step_costs import Costs
 from preprocess.wire import (
     Admitted,
@@ -28,6 +32,7 @@ from preprocess.wire import (
     TokenEvent,
     Usage,
 )
+from tests.engine.fake_drafter import FakeDrafter
 from tests.engine.fake_runner import VOCAB_SIZE, FakeRunner, load
 from tests.engine.speculation.random_trees import RandomTrees
 
@@ -135,6 +140,28 @@ class Optimist(Growth):
         return 0.0
 
 
+class Sometimes(Always):
+    """A model drafts in some steps only, and for some rows, so that it has much to catch up with."""
+
+    def __init__(self, length: int, seed: int, share: float = 0.4) -> None:
+        super().__init__(length)
+        self._random = random.Random(seed)
+        self._share = share
+
+    def choose_model(
+        self,
+        rows: int,
+        candidates: Sequence[Candidate | None],
+        lengths: Sequence[int],
+        models: Sequence[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """See `Lengths.choose_model`."""
+        some = [model if self._random.random() < self._share else None for model in models]
+        chosen = super().choose_model(rows, candidates, lengths, some, room)
+        return [self._random.randint(0, length) for length in chosen]
+
+
 class Driver:
     """An engine that checks itself after every step, over a fake runner. `told` is what came of each request."""
 
@@ -186,6 +213,17 @@ class Driver:
         self.engine.speculator.sources = [source]
         self.engine.speculator.controller = Always(length)
         return source
+
+    def draft_with(self, kind: Kind, accuracy: float, length: int, seed: int = 0, share: float = 1.0) -> FakeDrafter:
+        """As `draft`, but a model guesses: at most `length` tokens, for this share of the rows."""
+        drafter = self.runner.drafter = FakeDrafter(self.runner, kind, accuracy, seed)
+        engine = self.engine
+        model = ModelDrafting(drafter, engine.kv, VOCAB_SIZE, lambda: self.now_s)
+        engine.speculator = Speculator("auto", self.runner.max_drafts, VOCAB_SIZE, model)
+        engine.speculator.sources = []
+        engine.speculator.controller = Sometimes(length, seed, share)
+        engine.scheduler.speculator = engine.speculator
+        return drafter
 
     def draft_trees(self, accuracy: float, size: int, seed: int = 0) -> RandomTrees:
         """From now on check trees of any shape, of at most `size` guesses each."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.batch import Row, SampledToken
+from engine.speculation.drafter import Drafter
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
 from tests.engine.late_results import LateFlight, LateResults
 
@@ -56,6 +57,7 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
     max_drafts = 15
+    drafter: Drafter | None = None
     takes_trees = True
     picture_side = 1
 
@@ -204,8 +206,12 @@ def load(pixels: Pixels) -> torch.Tensor:
     return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).reshape(pixels.shape)
 
 
-def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tuple[list[int], str]:
-    """Output ids and finish reason of a request alone: one position at a time, no slots, no cache."""
+def reference(
+    request: EngineRequest, *, max_context: int = MAX_POSITIONS, answers: dict[int, int] | None = None
+) -> tuple[list[int], str]:
+    """Output ids and finish reason of a request alone: one position at a time, no slots, no cache. `answers` gets the
+    token that follows each text, by the text's hash.
+    """
     contents: list[int] = np.frombuffer(request.prompt_ids, dtype="<i8").tolist()
     for item in request.media:
         marks = iter(embed(load(item.pixels)).tolist())
@@ -223,6 +229,8 @@ def reference(request: EngineRequest, *, max_context: int = MAX_POSITIONS) -> tu
             continue
         is_early = len(outputs) < params.min_tokens
         token = draw(history, params, len(outputs), params.stop_token_ids if is_early else ())
+        if answers is not None:
+            answers[history] = token
         outputs.append(token)
         contents.append(token)
         if token in params.stop_token_ids and not is_early:

@@ -1,5 +1,6 @@
 """Random lives of an engine: requests, aborts, stops, failures and retractions in any order, in small pools and caches,
-with good drafts, bad ones and none, in chains and in trees, by tokens alone or by time with pictures in slices.
+with good drafts, bad ones and none, in chains and in trees, by scripts and by models that keep entries of their own, by
+tokens alone or by time with pictures in slices.
 
 After every step `check()` holds; in the end everybody was told exactly one end, with the tokens of the reference, and
 nothing is held.
@@ -17,6 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine import scheduler
 from engine.sequence import Sequence
+from engine.speculation import model_drafting
+from engine.speculation.drafting import Kind
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.cost_table import Table
 from tests.engine.driving import Driver, picture, request
@@ -55,7 +58,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 8, 32]),
         rows=st.integers(1, 5),
         vision_tokens=st.integers(9, 40),
-        share=st.booleans(),
+        shares_prefixes=st.booleans(),
         optimistic=st.booleans(),
         min_shared=st.sampled_from([2, 1000]),
         three_axes=st.booleans(),
@@ -66,6 +69,9 @@ class EngineMachine(RuleBasedStateMachine):
         costs=st.sampled_from([None, (0.1, 1.0), (1.0, 4.0), (20.0, 20.0)]),
         slices=st.sampled_from([1, 2, 5]),
         ttft_target_ms=st.sampled_from([1.0, 100.0]),
+        kind=st.sampled_from([Kind.REPLAY, Kind.DRAFT_MODEL, Kind.HEAD]),
+        most_late=st.sampled_from([1, 5, 1000]),
+        share=st.sampled_from([0.3, 1.0]),
     )
     def build(
         self,
@@ -73,7 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget: int,
         rows: int,
         vision_tokens: int,
-        share: bool,
+        shares_prefixes: bool,
         optimistic: bool,
         min_shared: int,
         three_axes: bool,
@@ -84,6 +90,9 @@ class EngineMachine(RuleBasedStateMachine):
         costs: tuple[float, float] | None,
         slices: int,
         ttft_target_ms: float,
+        kind: Kind,
+        most_late: int,
+        share: float,
     ) -> None:
         """An engine of some size, whose results come at once or a step late."""
         self.three_axes = three_axes
@@ -96,13 +105,17 @@ class EngineMachine(RuleBasedStateMachine):
             max_context=CONTEXT,
             max_waiting=6,
             vision_cache_tokens=vision_tokens,
-            prefix_cache=share,
+            prefix_cache=shares_prefixes,
             optimistic=optimistic,
             costs=costs and Table(token_s=costs[0] / 1e3, slice_s=costs[1] / 1e3),
             ttft_target_ms=ttft_target_ms,
         )
+        self.patch.setattr(model_drafting, "MOST_LATE", most_late)
         self.answers: dict[str, list[int]] = {}
-        if shape == "any tree":
+        self.followed: dict[int, int] = {}
+        if kind is not Kind.REPLAY:
+            self.driver.draft_with(kind, accuracy, drafts, share=share).answers = self.followed
+        elif shape == "any tree":
             self.driver.draft_trees(accuracy, drafts).answers = self.answers
         else:
             self.driver.draft(accuracy, drafts, branches=3 * (shape == "branches")).answers = self.answers
@@ -161,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.engine.check()
             if isinstance(answer, Admitted):
                 self.requests[wanted.request_id] = wanted
-                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT)[0]
+                self.answers[wanted.request_id] = reference(wanted, max_context=CONTEXT, answers=self.followed)[0]
             else:
                 assert isinstance(answer, Rejected)
                 assert answer.status in (400, 429)

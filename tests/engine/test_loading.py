@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from packed_models import pack
 from safetensors.torch import load_file, save_file
 from tiny_smolvlm import tiny_smolvlm
+from tiny_weights import randomise
 
 from engine.config import EngineConfig
 from engine.load import load_runner, resolve_dtype
 from engine.runner import TorchRunner
+from engine.speculation.drafter import DraftRow
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import ModelError
 
@@ -185,13 +188,83 @@ def test_a_context_beyond_the_model_is_refused(folder: Path) -> None:
         _load(folder, max_context=2000)
 
 
-@pytest.mark.parametrize("source", ["ngram", "echo", "grammar", "habit"])
+@pytest.mark.parametrize("source", ["ngram", "echo", "grammar", "habit", "draft-model", "head"])
 def test_a_source_of_guesses_is_refused_where_nothing_is_guessed(
     source: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ModelError, match=f"speculation is {source}.* on a GPU yet"):
         load_runner(EngineConfig(str(folder), device="cuda", speculation=source))
+
+
+@pytest.mark.parametrize("option", ["draft_model", "draft_head"])
+def test_what_would_guess_is_refused_where_nothing_is_guessed(
+    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ModelError, match=f"{option} is set, but nothing is guessed ahead on a GPU yet"):
+        load_runner(EngineConfig(str(folder), device="cuda", **{option: str(folder)}))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"draft_model": "a", "draft_head": "b"}, "both draft_model and draft_head"),
+        ({"speculation": "draft-model"}, "draft_model is not set"),
+        ({"speculation": "head"}, "holds no folder head"),
+        ({"speculation": "ngram", "draft_model": "a"}, "draft_model is set, but speculation is ngram"),
+        ({"speculation": "none", "draft_head": "a"}, "draft_head is set, but speculation is none"),
+        ({"speculation": "head", "draft_model": "a"}, "draft_model is set, but speculation is head"),
+    ],
+)
+def test_options_of_drafters_that_would_not_count_are_refused(
+    folder: Path, options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ModelError, match=complaint):
+        _load(folder, **options)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_with_what_differs(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.get)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    expected = f"2 tokens differ, such as {first!r}, which is id 100 in the model and id 101 in the draft model"
+    with pytest.raises(ModelError, match=re.escape(expected)):
+        _load(folder, draft_model=str(other))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+def test_text_models_can_guess(kind: str, folder: Path, tmp_path: Path) -> None:
+    """Their own language model says what transformers' says; the vocabulary may be padded to another size."""
+    import transformers
+
+    vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"] + 8
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=vocab, num_key_value_heads=2, max_position_embeddings=256, head_dim=8, **sizes
+    )
+    reference = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.float32).eval()
+    randomise(reference, 4)
+    draft = tmp_path / "draft"
+    reference.save_pretrained(draft)
+    shutil.copy(folder / "tokenizer.json", draft)
+    runner = _load(folder, draft_model=str(draft))
+    drafter = runner.drafter
+    assert drafter is not None
+    assert (drafter.kind.source, drafter.max_positions) == ("draft-model", 256)
+    runner.slot_table[:2, :30] = torch.arange(1, 61).view(2, 30)
+    ids = [(17 * index) % 400 + 30 for index in range(20)]
+    rows = [DraftRow(row, 0, ids[row : 12 + row]) for row in range(2)]
+    logits = [drafter.forward(rows, guessed=False)]
+    logits.append(drafter.forward([DraftRow(row, 12, [ids[12 + row]]) for row in range(2)], guessed=True))
+    for row in range(2):
+        expected = reference(torch.tensor([ids[row : 13 + row]])).logits[0, :, : vocab - 8]
+        for own, wanted in zip(logits, expected[-2:], strict=True):
+            torch.testing.assert_close(own[row], wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_the_pool_is_chosen_from_memory_when_nothing_is_asked_for(folder: Path) -> None:

@@ -21,10 +21,12 @@ class Watched(Controller):
         super().__init__()
         self.steps: list[tuple[int, int, int, float]] = []
 
-    def stepped(self, rows: int, tokens: int, gained: int, elapsed_s: float, *, has_trees: bool = False) -> None:
+    def stepped(
+        self, rows: int, tokens: int, gained: int, elapsed_s: float, drafting_s: float = 0.0, *, has_trees: bool = False
+    ) -> None:
         """See `Lengths.stepped`."""
         self.steps.append((rows, tokens, gained, elapsed_s))
-        super().stepped(rows, tokens, gained, elapsed_s, has_trees=has_trees)
+        super().stepped(rows, tokens, gained, elapsed_s, drafting_s, has_trees=has_trees)
 
 
 def test_decode_steps_are_launched_before_the_last_ones_results_are_asked_for() -> None:

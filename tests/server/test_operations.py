@@ -32,6 +32,9 @@ STATS = EngineStats(
     drafted_echo=70,
     accepted_echo=65,
     accepted_grammar=9,
+    drafted_draft_model=12,
+    accepted_draft_model=7,
+    accepted_head=3,
 )
 
 
@@ -155,6 +158,9 @@ def test_the_engines_report_is_shown_under_vllms_names(client, service):
     assert seen["vllm:spec_decode_num_draft_tokens_total", "ngram"] == 0
     assert seen["vllm:spec_decode_num_accepted_tokens_total", "echo"] == 65
     assert seen["vllm:spec_decode_num_accepted_tokens_total", "grammar"] == 9
+    assert seen["vllm:spec_decode_num_draft_tokens_total", "draft-model"] == 12
+    assert seen["vllm:spec_decode_num_accepted_tokens_total", "draft-model"] == 7
+    assert seen["vllm:spec_decode_num_accepted_tokens_total", "head"] == 3
     assert seen["beholder_engine_steps_total",] == 10
     assert seen["beholder_engine_steps_over_target_total",] == 2
     assert seen["beholder_encoder_slices_total",] == 30

@@ -236,3 +236,28 @@ def test_only_data_files_are_taken_from_the_hub(monkeypatch, tmp_path):
     assert settings.model_name == "owner/name"
     assert asked == {"owner/name": list(model_source.HUB_FILES)}
     assert not any(pattern.endswith((".py", ".bin", ".pt", ".pkl", "*")) for pattern in model_source.HUB_FILES)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"draft_model": "a/b", "draft_head": "c"}, "--draft-model and --draft-head: expected one of them"),
+        ({"speculation": "draft-model"}, "name the model with --draft-model"),
+        ({"speculation": "echo", "draft_model": "a/b"}, "--draft-model: with --speculation echo it would never guess"),
+        ({"speculation": "draft-model", "draft_head": "c"}, "--speculation draft-model: name the model"),
+        ({"speculation": "none", "draft_head": "c"}, "--draft-head: with --speculation none it would never guess"),
+    ],
+)
+def test_drafters_that_would_never_be_asked_are_refused(options, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        Settings.load(options)
+
+
+def test_drafters_become_folders(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    settings = Settings.load({}, {"BEHOLDER_DRAFT_HEAD": str(tmp_path)}).resolve_model()
+    assert settings.engine_config().draft_head == str(tmp_path.resolve())
+    assert Settings.load({"draft_model": str(tmp_path)}).resolve_model().draft_model == str(tmp_path.resolve())
+    assert Settings.load({}).resolve_model().draft_model == ""
+    with pytest.raises(SettingsError, match="--draft-model: there is no folder"):
+        Settings.load({"draft_model": "nowhere"}).resolve_model()

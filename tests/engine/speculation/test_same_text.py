@@ -71,9 +71,8 @@ def runner(request: pytest.FixtureRequest, tiny_model: Path) -> Runner:
     return loaded
 
 
-@pytest.fixture(scope="module")
-def requests(runner: Runner) -> list[EngineRequest]:
-    """Every kind of sampling, over text, one picture and two."""
+def every_kind(runner: Runner) -> list[EngineRequest]:
+    """Requests with every kind of sampling, over text, one picture and two."""
     side = runner.encoder.image_size  # type: ignore[attr-defined]
     wanted = []
     for index, params in enumerate([*PARAMS, *SHAPED]):
@@ -94,6 +93,11 @@ def requests(runner: Runner) -> list[EngineRequest]:
         name = f"r{index}"
         wanted.append(EngineRequest(name, ids, media, sampling, TextOptions(), 0.0, session_id=f"session {name}"))
     return wanted
+
+
+@pytest.fixture(scope="module")
+def requests(runner: Runner) -> list[EngineRequest]:
+    return every_kind(runner)
 
 
 class Unsure:
@@ -171,14 +175,18 @@ def run(engine: Engine, wanted: Ordered[EngineRequest], *, retract_every: int = 
     return heard
 
 
-@pytest.fixture(scope="module")
-def plain(runner: Runner, requests: list[EngineRequest], tiny_model: Path) -> dict[str, Heard]:
-    """Each request alone, in one chunk, without cache and drafts."""
+def said_plainly(runner: Runner, folder: Path, requests: Ordered[EngineRequest]) -> dict[str, Heard]:
+    """What is said to each request alone, in one chunk, without cache and drafts."""
     heard: dict[str, Heard] = {}
     for one in requests:
-        config = EngineConfig(str(tiny_model), prefix_cache=False, check=True, speculation="none")
+        config = EngineConfig(str(folder), prefix_cache=False, check=True, speculation="none")
         heard |= run(Engine(config, runner), [one])
     return heard
+
+
+@pytest.fixture(scope="module")
+def plain(runner: Runner, requests: list[EngineRequest], tiny_model: Path) -> dict[str, Heard]:
+    return said_plainly(runner, tiny_model, requests)
 
 
 @pytest.fixture

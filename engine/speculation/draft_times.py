@@ -1,0 +1,62 @@
+"""How long a model takes to guess: a forward by how many sequences guess, and what catching up costs a token."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from engine.speculation.step_times import SAMPLES, row_class
+
+FEW: Final = 16
+"""So many tokens a sequence that the model has yet to compute cost about as much as one."""
+
+
+class DraftTimes:
+    """Medians of the newest measurements.
+
+    Args:
+        cost: Time of a forward as a part of a plain step of the target: believed until it is measured.
+    """
+
+    def __init__(self, cost: float) -> None:
+        self._cost = cost
+        self._forwards: dict[int, deque[float]] = {}
+        self._late: deque[float] = deque(maxlen=SAMPLES)
+        self._prompts: deque[float] = deque(maxlen=SAMPLES)
+
+    def add_prompt(self, tokens: int, elapsed_s: float) -> None:
+        """A step of the target computed so many tokens of prompts and nothing else."""
+        self._prompts.append(elapsed_s / tokens)
+
+    def add(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """`rows` sequences guessed in `num_forwards` forwards, of which the first had `late` tokens more than rows."""
+        is_late = late > FEW * rows
+        others = num_forwards - 1
+        if not is_late:
+            forward_s = (first_s + others_s) / num_forwards
+        elif others:
+            forward_s = others_s / others
+        else:
+            self._late.append(first_s / late)
+            return
+        if forward_s > 0.0:
+            self._forwards.setdefault(row_class(rows), deque(maxlen=SAMPLES)).append(forward_s)
+        if is_late:
+            self._late.append(max(first_s - forward_s, 0.0) / late)
+
+    def forward_s(self, rows: int, plain_s: float) -> float:
+        """One guess of so many sequences, where a plain step takes `plain_s`."""
+        own = self._forwards.get(row_class(rows))
+        return _median(own) if own else self._cost * plain_s
+
+    def late_s(self, late: int, plain_s: float, rows: int) -> float:
+        """What it costs to compute so many tokens more, where a plain step of `rows` sequences takes `plain_s`. Before
+        it is measured: by what prompts cost the target, or else as if each were a sequence's.
+        """
+        if self._late:
+            return late * _median(self._late)
+        return late * self._cost * (_median(self._prompts) if self._prompts else plain_s / rows)
+
+
+def _median(values: deque[float]) -> float:
+    return sorted(values)[len(values) // 2]

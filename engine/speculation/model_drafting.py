@@ -1,0 +1,232 @@
+"""Has a model guess for all sequences that draft, together: one forward a guess.
+
+    positions      0 ──────────── start ──────────────── n      n + 1  n + 2  …
+                   │ have entries  │ first forward:        │ last │ guess│ guess
+                   │               │ what is missing       │ token│ 1    │ 2
+
+Which slots have entries is kept with the slots (`SlotPool.followed`), not with sequences: so a drafter that was not
+asked for a while catches up with what it has missed, a prompt that another sequence's drafts have followed needs
+nothing, and wrong guesses, retraction and aborts need no care. Catching up is cut into pieces, so that streams do not
+stutter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from engine.sampling import sample
+from engine.speculation.drafter import Drafter, DraftRow
+from engine.speculation.lookahead import Lookahead
+from engine.speculation.model_lengths import ModelCandidate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.batch import RowSampling
+    from engine.kv.cache import KVCache
+    from engine.sequence import Sequence
+    from engine.speculation.acceptance import Rates
+
+MOST_LATE: Final = 512
+"""Tokens that all sequences together catch up with before one step."""
+
+logger = logging.getLogger("beholder.engine")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Guesses:
+    """What is guessed for one sequence. `first`: the position of the first guess."""
+
+    sequence: Sequence
+    first: int
+    length: int
+    ahead: Lookahead | None
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    is_over: bool = False
+
+
+class ModelDrafting:
+    """See above. Guesses are drawn as the target draws, with the same noise, penalties and masks: so they are right as
+    often as two models can agree.
+
+    Args:
+        drafter: The model.
+        kv: The target's cache.
+        vocab_size: The target's.
+        clock: Seconds, for `took`.
+
+    Attributes:
+        kind: What its guesses are called.
+        cost: See `Drafter.cost`.
+        is_broken: A forward of the drafter has raised; it is not asked again.
+        took: Of the last call of `draft`: sequences, tokens beyond one each in the first forward, forwards, seconds of
+            the first and of the others. None where it did nothing.
+    """
+
+    def __init__(self, drafter: Drafter, kv: KVCache, vocab_size: int, clock: Callable[[], float]) -> None:
+        self.kind = drafter.kind
+        self.cost = drafter.cost
+        self.is_broken = False
+        self.took: tuple[int, int, int, float, float] | None = None
+        self._drafter = drafter
+        self._kv = kv
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._drafted: dict[int, _Guesses] = {}
+
+    def candidate(self, sequence: Sequence, limit: int, rates: Rates) -> ModelCandidate | None:
+        """What could be guessed of a sequence that decodes, at most `limit` tokens."""
+        limit = min(limit, self._drafter.max_positions - sequence.num_computed - 1)
+        if limit <= 0 or self.is_broken:
+            return None
+        return ModelCandidate(limit, rates, sequence.num_computed - self._start(sequence))
+
+    def draft(self, wanted: Ordered[tuple[Sequence, int]]) -> list[list[int]]:
+        """Guesses of each sequence, at most as many as asked for, which have slots already; perhaps none."""
+        self.took = None
+        everybody = [
+            _Guesses(
+                sequence,
+                sequence.num_computed + 1,
+                length,
+                None if sequence.grammar is None else Lookahead(sequence.grammar, self._vocab_size),
+            )
+            for sequence, length in wanted
+        ]
+        try:
+            self._guess(everybody)
+        except Exception:
+            logger.exception("guessing failed; the %s is not asked again", self.kind.source)
+            self.is_broken = True
+            self._kv.pool.followed[:] = False
+            return [[] for _ in wanted]
+        self._drafted = {guesses.sequence.serial: guesses for guesses in everybody}
+        return [guesses.token_ids for guesses in everybody]
+
+    def give_back(self, sequence: Sequence, count: int) -> None:
+        """The last slots of a sequence were meant for guesses that were not made."""
+        if count:
+            assert sequence.hold is not None
+            self._kv.shrink(sequence.hold, sequence.hold.num_slots - count)
+
+    def verified(self, sequence: Sequence, num_accepted: int) -> None:
+        """So many of the guesses stand: entries that were made of them while guessing are those of the text."""
+        guesses = self._drafted.pop(sequence.serial, None)
+        hold = sequence.hold
+        if guesses is None or hold is None or not self._drafter.keeps_guesses:
+            return
+        count = min(num_accepted, len(guesses.token_ids) - 1)  # the last guess was not computed
+        if count > 0:
+            slots = self._kv.table.read_run(hold.row, guesses.first, guesses.first + count)
+            self._kv.pool.followed[slots] = True
+
+    def _guess(self, everybody: list[_Guesses]) -> None:
+        rows, asking, late = self._first_rows(everybody)
+        if not rows:
+            return
+        started_s = self._clock()
+        logits = self._drafter.forward(rows, guessed=False)
+        first_s = self._clock() - started_s
+        num_forwards = 1
+        while asking:
+            sampled = sample(logits, [_sampling(guesses) for guesses in asking])
+            for guesses, token in zip(asking, sampled, strict=True):
+                _take(guesses, token.token_id)
+            asking = [guesses for guesses in asking if not guesses.is_over and len(guesses.token_ids) < guesses.length]
+            if asking:
+                logits = self._drafter.forward([self._next_row(guesses) for guesses in asking], guessed=True)
+                num_forwards += 1
+        self.took = len(rows), late, num_forwards, first_s, self._clock() - started_s - first_s
+
+    def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
+        """What is missing up to each sequence's last token, as far as `MOST_LATE` allows; who is complete then, and how
+        many tokens were missing beyond one each.
+
+        A position counts as there as soon as it is planned: of two sequences that share a prompt, one computes it, and
+        in each layer all keys are written before anybody reads.
+        """
+        rows, asking = [], []
+        total = 0
+        for guesses in everybody:
+            sequence = guesses.sequence
+            hold = sequence.hold
+            assert hold is not None
+            if guesses.ahead is not None and guesses.ahead.is_over:
+                continue
+            start, stop = self._start(sequence), sequence.num_computed + 1
+            end = min(stop, start + max(MOST_LATE - total, 0))
+            if end == start:
+                continue
+            total += end - start - 1
+            self._kv.pool.followed[self._kv.table.read_run(hold.row, start, end)] = True
+            rows.append(self._row(sequence, start, end, asks=end == stop))
+            if end == stop:
+                asking.append(guesses)
+        return rows, asking, total
+
+    def _start(self, sequence: Sequence) -> int:
+        """The first position, at most that of the last token, that has no entry."""
+        hold, lag, last = sequence.hold, self._drafter.lag, sequence.num_computed
+        assert hold is not None
+        followed = self._kv.pool.followed[self._kv.table.read_run(hold.row, lag, last)]
+        return lag + (len(followed) if followed.all() else int(followed.argmin()))
+
+    def _row(self, sequence: Sequence, start: int, stop: int, *, asks: bool) -> DraftRow:
+        hold, lag = sequence.hold, self._drafter.lag
+        assert hold is not None
+        vision = None
+        if any(picture.overlaps(start, stop) for picture in sequence.pictures):
+            vision = sequence.prompt_keys[start:stop] != sequence.prompt_ids[start:stop]
+            if stop - start > len(vision):
+                vision = _padded(vision, stop - start)
+        return DraftRow(
+            hold.row,
+            start,
+            sequence.ids(start, stop),
+            vision,
+            sequence.rope_positions(start - lag, stop - lag),
+            sequence.position_delta,
+            asks,
+        )
+
+    def _next_row(self, guesses: _Guesses) -> DraftRow:
+        sequence = guesses.sequence
+        assert sequence.hold is not None
+        position = guesses.first + len(guesses.token_ids) - 1
+        token_ids = guesses.token_ids[-1:]
+        positions = sequence.rope_positions(position - self._drafter.lag, position - self._drafter.lag + 1)
+        return DraftRow(sequence.hold.row, position, token_ids, None, positions, sequence.position_delta)
+
+
+def _padded(vision: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+    padded = np.zeros(length, np.bool_)
+    padded[: len(vision)] = vision
+    return padded
+
+
+def _take(guesses: _Guesses, token_id: int) -> None:
+    """The next guess, unless it ends the answer: nobody needs to know what would follow, so it need not be checked."""
+    sequence = guesses.sequence
+    params = sequence.request.sampling
+    output_index = len(sequence.output_ids) + len(guesses.token_ids)
+    guesses.is_over = token_id in params.stop_token_ids and output_index >= params.min_tokens
+    if guesses.ahead is not None and not guesses.is_over:
+        guesses.ahead.advance(token_id)
+        guesses.is_over = guesses.ahead.is_over
+    if not guesses.is_over:
+        guesses.token_ids.append(token_id)
+
+
+def _sampling(guesses: _Guesses) -> RowSampling:
+    """As the target will draw there, but nobody wants to know log probabilities."""
+    sampling = guesses.sequence.sampling(guesses.token_ids, guesses.ahead)
+    if sampling.params.logprobs is None:
+        return sampling
+    return dataclasses.replace(sampling, params=msgspec.structs.replace(sampling.params, logprobs=None))

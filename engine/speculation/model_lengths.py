@@ -1,0 +1,224 @@
+"""How much a model guesses before a step, or nothing: its guesses cost time before anybody knows what they are worth.
+
+    rate(k) = (rows + guesses expected to be right) / (time of a step that checks them + time of guessing k, measured)
+
+A model guesses where that beats what the step would yield without it: plain, or with the guesses that cost nothing.
+
+Beside the estimate there is an account, in seconds. Every step pays in a hundredth of a plain step, a step whose
+guesses were right what that saved; a step whose guesses were wrong takes out what it cost. A model may guess only while
+the account bears that all its guesses are wrong. So whatever it guesses, and whatever prompts it has to catch up with,
+it cannot slow a server down by more than that hundredth; and one that has not paid is tried again now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Final
+
+from engine.speculation.acceptance import Rates
+from engine.speculation.draft_times import FEW, DraftTimes
+from engine.speculation.step_times import StepTimes
+
+MODEL_LENGTHS: Final = (1, 2, 3, 5, 7, 15)
+MARGIN: Final = 1.08
+"""A model must promise so much more to begin, and to go on `STAY`."""
+STAY: Final = 1.02
+ALLOWANCE: Final = 0.01
+"""Part of a plain step that every step pays into the account."""
+FIRST_CREDIT: Final = 12.0
+MOST_CREDIT: Final = 64.0
+"""What the account begins with, and the most that it holds, in plain steps."""
+ROUNDS: Final = 16
+"""In a comparison, catching up with a prompt counts as if it served so many steps."""
+FIRST_REST: Final = 32
+LONGEST_REST: Final = 2048
+"""A model that does not promise enough is tried after so many steps, twice as many each time."""
+TRIAL: Final = 2
+"""Then it guesses so many tokens."""
+LEARNING: Final = 0.1
+LEAST_TRUST: Final = 0.5
+FORGIVING: Final = 1 / 512
+SURPRISE: Final = 4.0
+"""A step that took longer than so many times what was expected tells of the machine, not of guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCandidate:
+    """What a model could guess in one row: at most `length` tokens, right with `rates`, having first computed `late`
+    tokens that it has not seen.
+    """
+
+    length: int
+    rates: Rates
+    late: int = 0
+
+
+class ModelLengths:
+    """See above.
+
+    Args:
+        times: Of the target's steps.
+        cost: See `Drafter.cost`.
+    """
+
+    def __init__(self, times: StepTimes, cost: float) -> None:
+        self.times = times
+        self.drafts = DraftTimes(cost)
+        self._credit: float | None = None  # in seconds
+        self._is_drafting = False
+        self._promise = 1.0
+        self._expected_s = 0.0
+        self._late_s = 0.0
+        self._trust = 1.0
+        self._rest = 0
+        self._next_rest = FIRST_REST
+        self._num_tried = 0  # rows of a trial that runs
+
+    def may_ask(self, rows: int, rates: Rates) -> bool:
+        """Whether to look at what a model could guess before the next step, where its guesses are right with `rates`.
+        Called once a step.
+        """
+        plain_s = self.times.plain_s(rows)
+        if plain_s is None:
+            return False
+        self._rest -= 1
+        if self._is_drafting or self._rest <= 0:
+            return True
+        forward_s = self.drafts.forward_s(rows, plain_s)
+        return any(
+            (1.0 + rates.expected(length)) * plain_s > MARGIN / self._trust * (plain_s + length * forward_s)
+            for length in MODEL_LENGTHS
+        )
+
+    def choose(
+        self,
+        rows: int,
+        free: Ordered[float],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """How many tokens the model guesses for each row, in the place of what was chosen; 0: that stays.
+
+        Args:
+            rows: Sequences that decode.
+            free: How many of the guesses that cost nothing are expected to be right, of each row.
+            lengths: How many of them are checked.
+            models: What a model could guess.
+            room: Most guesses in all.
+        """
+        none = [0] * len(models)
+        plain_s = self.times.plain_s(rows)
+        if plain_s is None:
+            return none
+        base_s = self.times.step_s(rows, rows + sum(lengths))
+        assert base_s is not None
+        base_rate = (rows + sum(free)) / base_s
+        least = base_rate * (STAY if self._is_drafting else MARGIN) / self._trust
+        best, best_rate, best_s, best_late_s = none, least, 0.0, 0.0
+        for length in MODEL_LENGTHS:
+            picked, cost_s, late_s = self._affordable(rows, plain_s, base_s, free, lengths, models, room, length)
+            if not any(picked):
+                break
+            right = sum(
+                model.rates.expected(own) if own and model is not None else other
+                for model, own, other in zip(models, picked, free, strict=True)
+            )
+            rate = (rows + right) / (base_s + cost_s - late_s + late_s / ROUNDS)
+            if rate > best_rate:
+                best, best_rate, best_s, best_late_s = picked, rate, base_s + cost_s, late_s
+        self._is_drafting = best is not none
+        self._num_tried = 0
+        if self._is_drafting:
+            self._next_rest = FIRST_REST
+            self._rest = FIRST_REST
+        elif self._rest <= 0:
+            best, best_s = self._trial(rows, plain_s, base_s, free, lengths, models, room)
+            best_rate = base_rate
+        self._promise = best_rate * plain_s / rows
+        self._expected_s, self._late_s = best_s, best_late_s
+        return best
+
+    def stepped(self, rows: int, tokens: int, gained: int, step_s: float, drafting_s: float, *, is_pure: bool) -> None:
+        """A step checked `tokens` for `rows` sequences, of which `gained` guesses were right; the model guessed for
+        `drafting_s`, 0 where it did not. `is_pure`: nothing else was computed in `step_s`.
+        """
+        plain_s = self.times.plain_s(rows)
+        if plain_s is None:
+            return
+        most = MOST_CREDIT * plain_s
+        credit = (FIRST_CREDIT * plain_s if self._credit is None else self._credit) + ALLOWANCE * plain_s
+        if drafting_s > 0.0:
+            if not is_pure:
+                step_s = self.times.step_s(rows, tokens) or plain_s
+            total_s = step_s + drafting_s
+            if self._expected_s:
+                total_s = min(total_s, SURPRISE * self._expected_s)
+            credit += (rows + gained) / rows * plain_s - total_s
+            if self._num_tried:
+                if gained >= self._num_tried:
+                    self._rest = self._next_rest = FIRST_REST
+            elif tokens > rows:  # else it has only caught up
+                counted_s = max(total_s - self._late_s * (1 - 1 / ROUNDS), step_s)
+                kept = (rows + gained) / rows * plain_s / counted_s / self._promise
+                self._trust += LEARNING * (min(kept, 2.0) - self._trust)
+                self._trust = min(max(self._trust, LEAST_TRUST), 1.0)
+        else:
+            self._trust += FORGIVING * (1.0 - self._trust)
+        self._credit = min(credit, most)
+
+    def _affordable(
+        self,
+        rows: int,
+        plain_s: float,
+        base_s: float,
+        free: Ordered[float],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+        length: int,
+    ) -> tuple[list[int], float, float]:
+        """Guesses of at most `length` for rows in which they promise more than what is there, those first whose text
+        the model knows best, as far as the account and `room` go; and what they cost in seconds, and catching up of it.
+        """
+        picked = [0] * len(models)
+        wanted = []
+        for index, model in enumerate(models):
+            if model is not None and model.rates.expected(min(model.length, length)) > free[index]:
+                wanted.append((model.late, index, min(model.length, length)))
+        wanted.sort()
+        credit = FIRST_CREDIT * plain_s if self._credit is None else self._credit
+        base = sum(lengths)
+        while wanted:
+            total = base + sum(own - lengths[index] for _, index, own in wanted)
+            step_s = self.times.step_s(rows, rows + total)
+            assert step_s is not None
+            late = sum(max(own_late - FEW, 0) for own_late, _, _ in wanted)
+            late_s = self.drafts.late_s(late, plain_s, rows)
+            cost_s = length * self.drafts.forward_s(len(wanted), plain_s) + max(step_s - base_s, 0.0) + late_s
+            if total <= room and cost_s <= credit:
+                for _, index, own in wanted:
+                    picked[index] = own
+                return picked, cost_s, late_s
+            del wanted[len(wanted) // 2 :]
+        return picked, 0.0, 0.0
+
+    def _trial(
+        self,
+        rows: int,
+        plain_s: float,
+        base_s: float,
+        free: Ordered[float],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> tuple[list[int], float]:
+        """A few guesses for rows in which nothing else is checked, to see whether the model has become good."""
+        idle = [None if length else model for model, length in zip(models, lengths, strict=True)]
+        picked, cost_s, _ = self._affordable(rows, plain_s, base_s, free, lengths, idle, room, TRIAL)
+        if any(picked):
+            self._num_tried = sum(length > 0 for length in picked)
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, LONGEST_REST)
+        return picked, base_s + cost_s
