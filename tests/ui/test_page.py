@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from browser import PHONE, PICTURES, Visit
+from serving import PATIENCE_S
 
 
 def selected(page: Any, name: str) -> None:
@@ -41,13 +43,18 @@ def test_a_tab_that_is_drawn_anew_while_it_is_pressed_is_opened_all_the_same(vis
     """Between press and release it may become another element; browsers then give the click to what holds both."""
     page = visit().page
     selected(page, "Live")
-    page.get_by_role("tab", name="Placard").evaluate(
-        """(tab) => {
-          const { x, y, width, height } = tab.getBoundingClientRect();
-          const place = { clientX: x + width / 2, clientY: y + height / 2 };
-          tab.parentElement.dispatchEvent(new MouseEvent("click", { bubbles: true, ...place }));
-        }"""
-    )
+    opened = page.locator('[role="tab"][aria-selected="true"]:has-text("Placard")')
+    deadline = time.monotonic() + PATIENCE_S
+    while not opened.count():  # the page may not listen yet
+        assert time.monotonic() < deadline
+        page.get_by_role("tab", name="Placard").evaluate(
+            """(tab) => {
+              const { x, y, width, height } = tab.getBoundingClientRect();
+              const place = { clientX: x + width / 2, clientY: y + height / 2 };
+              tab.parentElement.dispatchEvent(new MouseEvent("click", { bubbles: true, ...place }));
+            }"""
+        )
+        page.wait_for_timeout(100)
     selected(page, "Placard")
 
 
