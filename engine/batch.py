@@ -203,3 +203,8 @@ class OverlappedRunner(Protocol):
     def launch(self, rows: Sequence[Row]) -> Flight:
         """Send a batch to the device. What cannot be sent raises here."""
         ...
+
+
+def is_awaited(runner: Runner) -> bool:
+    """Whether a call returns when its work is done. A GPU's encodings go on behind it, whether steps overlap or not."""
+    return runner.slot_table.device.type == "cpu" and not isinstance(runner, OverlappedRunner)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
+from engine.batch import Flight, OverlappedRunner, Runner, SampledToken, is_awaited
 from engine.config import EngineConfig
 from engine.departure import Batch, depart
 from engine.execution import Execution
@@ -63,10 +63,10 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
 
 
 def is_timed(config: EngineConfig, runner: Runner) -> bool:
-    """Whether steps are bounded by time. Where a runner overlaps (a GPU) only if a target is named: by default its
-    steps are those that docs/performance.md has figures of.
+    """Whether steps are bounded by time. On a GPU only if a target is named: by default its steps are those that
+    docs/performance.md has figures of.
     """
-    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or not isinstance(runner, OverlappedRunner))
+    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or is_awaited(runner))
 
 
 class Engine:
@@ -337,7 +337,7 @@ class Engine:
         self._end_flagged()
         landed_s = self._clock()
         elapsed_s, self._landed_s = landed_s - max(batch.started_s, self._landed_s), landed_s
-        self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s)
+        self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s, self.speculator.drafting_s)
         if self.speculator.is_on:
             self.speculator.stepped(batch.plan, elapsed_s)
 

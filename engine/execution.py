@@ -11,7 +11,7 @@ from collections.abc import Sequence as Ordered
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from engine.batch import FUTURE_TOKEN, Flight, OverlappedRunner, Row, Runner, SampledToken, TokenMask
+from engine.batch import FUTURE_TOKEN, Flight, OverlappedRunner, Row, Runner, SampledToken, TokenMask, is_awaited
 from engine.encoding import Encoding
 from engine.grammar import Grammars, RowMask, Wanted
 from engine.kv.pool import SlotPool
@@ -40,7 +40,7 @@ class Execution:
         budget: StepBudget,
     ) -> None:
         self._runner = runner
-        self._is_awaited = not isinstance(runner, OverlappedRunner)  # an encoding is done when its call returns
+        self._is_awaited = is_awaited(runner)
         self._grammars = grammars
         self._pool = pool
         self._vision = vision

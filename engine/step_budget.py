@@ -174,11 +174,13 @@ class StepBudget:
         if self.costs is not None:
             self.costs.encoded(size, num_slices, elapsed_s)
 
-    def stepped(self, room: Room, elapsed_s: float, encoding_s: float | None) -> None:
-        """A step took so long; see `Costs.stepped`."""
+    def stepped(self, room: Room, elapsed_s: float, encoding_s: float | None, drafting_s: float = 0.0) -> None:
+        """A step took so long; see `Costs.stepped`. What a model took to guess before it is no part of what is learnt
+        of the step.
+        """
         if self.costs is None:
             return
-        self.costs.stepped(room.load, elapsed_s, encoding_s)
+        self.costs.stepped(room.load, elapsed_s - drafting_s, encoding_s)
         if room.load.rows:
             self.steps_over_target += elapsed_s > room.target_s
             self.encoder_slices += sum(count for _, count in room.load.slices)

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from engine.batch import OverlappedRunner, Row, RowSampling, Runner
+from engine.batch import Row, RowSampling, Runner, is_awaited
 from engine.step_costs import StepCosts
 from preprocess.wire import SamplingParams
 
@@ -69,9 +69,9 @@ class _Measurement:
         pixels = torch.zeros(shape, dtype=torch.uint8)
         if num_slices > 1:
             self._runner.begin(pixels).run(num_slices)
-            return
-        self._runner.encode([pixels])
-        if isinstance(self._runner, OverlappedRunner):
+        else:
+            self._runner.encode([pixels])
+        if not is_awaited(self._runner):
             self._step(1)  # waits for the device; next to the picture a row takes little
 
     def _step(self, rows: int, prompt_tokens: int = 0) -> None:

@@ -81,7 +81,8 @@ class Speculator:
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
-        self._drafting_s = 0.0
+        self.drafting_s = 0.0
+        """What a model took to guess before the step that is under way."""
         self._rest = 0
         self._next_rest = 1
 
@@ -135,7 +136,7 @@ class Speculator:
             return list(drafts)
         guessed = self.model.draft([(sequences[index], len(drafts[index].token_ids)) for index in asked])
         if self.model.took is not None:
-            self._drafting_s += sum(self.model.took[3:])
+            self.drafting_s += sum(self.model.took[3:])
             self.controller.guessed(*self.model.took)
         complete = list(drafts)
         for index, token_ids in zip(asked, guessed, strict=True):
@@ -181,7 +182,7 @@ class Speculator:
     def stepped(self, plan: Plan, elapsed_s: float) -> None:
         """A step took so long, from scheduling or the results of the one before it to its own results."""
         gained, self._gained = self._gained, 0
-        drafting_s, self._drafting_s = self._drafting_s, 0.0
+        drafting_s, self.drafting_s = self.drafting_s, 0.0
         self._rest = max(self._rest - 1, 0)
         decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
         tokens = sum(chunk.count for chunk in decoding)

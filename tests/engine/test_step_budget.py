@@ -14,7 +14,10 @@ import torch
 from engine import step_budget
 from engine.config import EngineConfig
 from engine.core import is_timed
+from engine.speculation.drafter import DraftRow
+from engine.speculation.drafting import Kind
 from engine.step_budget import LEAST_CHUNK, StepBudget
+from engine.step_costs import Load
 from preprocess.wire import EngineRequest, Pixels
 from tests.engine.cost_table import MS, Table
 from tests.engine.driving import Driver, picture, request
@@ -403,6 +406,27 @@ def test_steps_that_took_too_long_are_counted() -> None:
     assert driver.engine.stats().steps_over_target == 3
 
 
+def test_what_a_model_takes_to_guess_is_not_learnt_as_the_price_of_prompts() -> None:
+    class Noting(Table):
+        def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
+            took_s.append(elapsed_s)
+
+    took_s: list[float] = []
+    driver = timed(Noting())
+    drafter = driver.draft_with(Kind.DRAFT_MODEL, 0.0, 3)
+    guess = drafter.forward
+
+    def slow(rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
+        driver.now_s += 7 * MS
+        return guess(rows, guessed=guessed)
+
+    drafter.forward = slow  # type: ignore[method-assign]
+    streaming(driver, max_tokens=20)
+    driver.finish()
+    assert drafter.num_forwards
+    assert took_s == pytest.approx([0.0] * len(took_s))
+
+
 def test_requests_answer_the_same_with_and_without_a_target() -> None:
     def answers(costs: Table | None, slices: int) -> dict[str, list[int]]:
         driver = timed(costs, slices=slices, runner=LateRunner(num_slots=60, max_rows=4), optimistic=True)
@@ -423,4 +447,7 @@ def test_where_a_device_works_by_itself_only_a_named_target_binds() -> None:
     assert is_timed(config, FakeRunner())
     assert not is_timed(config, LateRunner())
     assert is_timed(named, LateRunner())
+    elsewhere = FakeRunner()
+    elsewhere.slot_table = torch.zeros((1, 1), dtype=torch.int32, device="meta")  # a GPU without FlashInfer
+    assert not is_timed(config, elsewhere)
     assert not is_timed(EngineConfig(model="", itl_target_ms=5.0, ttft_target_ms=0.0), FakeRunner())
