@@ -38,7 +38,8 @@ class Linear:
         self.bias = bias
         self._weight: torch.Tensor | None = weight
         self._packed: Any = None
-        self._integers = integers
+        # Where nobody multiplies them they would only take memory beside the weight: as much again by half.
+        self._integers = integers if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 else None
         self._is_laid_out = not _can_lay_out(weight)
 
     @classmethod

@@ -22,6 +22,7 @@ from engine.runner import TorchRunner
 from engine.speculation.drafter import DraftRow
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import ModelError
+from preprocess.blocks.linear import Linear
 
 Config = dict[str, Any]
 
@@ -338,6 +339,13 @@ def test_few_rows_of_an_8_bit_checkpoint_are_exact(
         for layer, weight in ((ours.model.head, head), (ours.model.layers[0].qkv, qkv)):
             torch.testing.assert_close(layer(x).double(), x.double() @ weight.double().T, atol=0.1, rtol=0.02)
             assert layer._integers is not None or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(8, 64), torch.zeros(8, 64, dtype=torch.bfloat16, device="meta")])
+def test_integers_that_nobody_multiplies_are_not_kept(weight: torch.Tensor) -> None:
+    """In float32, and on a GPU, they would take half as much memory as the weight beside it."""
+    layer = Linear(weight, integers=(torch.zeros(8, 64, dtype=torch.int8), torch.ones(8)))
+    assert layer.weights()[1] is None
 
 
 def _checkpoint(folder: Path) -> Checkpoint:
