@@ -34,8 +34,11 @@ LARGE_BYTES: Final = 64 << 10
 """Reading a skeleton of this size takes less than a millisecond."""
 STRINGS_A_TURN: Final = 2000
 _KEYS: Final = frozenset({b"url", b"image_url", b"video_url", b"image", b"images", b"video"})
-_HEAD: Final = re.compile(rb"(?:[^\\]|\\u.{4}|\\[^u]){0,1024}", re.DOTALL)
-"""What stays of a longer string, as JSON writes it: a data URL's head, which the rules look at."""
+_HEAD: Final = re.compile(
+    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,1024}", re.DOTALL
+)
+"""What stays of a longer string, as JSON writes it: a data URL's head, which the rules look at. It ends within no
+sign, of however many bytes or escapes."""
 _ESCAPE_BYTES: Final = len(r"\u0000")
 
 T = TypeVar("T")

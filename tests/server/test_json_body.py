@@ -114,6 +114,15 @@ def test_something_long_that_is_no_picture_is_as_it_was() -> None:
     assert content(call.messages[0].content[0]) == URL
 
 
+@pytest.mark.parametrize("sign", ["é", "界", "😀"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("shift", range(4))
+def test_long_words_in_a_pictures_place_are_refused_as_words(sign: str, ascii_only: bool, shift: int) -> None:
+    raw = json.dumps(asks(picture("a" * shift + sign * 9_000)), ensure_ascii=ascii_only).encode()
+    with pytest.raises(ClientError, match="is no URL"):  # which the client wrote, and no damaged JSON
+        chat(raw)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=8) | st.sampled_from(['"', "\\", '\\"', "\\\\"]),
     lambda inner: (
