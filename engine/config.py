@@ -34,7 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
             (all that there are; on a GPU none yet), or ``"none"``. No guess changes what is said.
         draft_model: Folder of a smaller model of the same vocabulary that guesses; empty: none.
         draft_head: Folder of a head, trained for the model, that guesses (EAGLE-3 layout); empty: the folder ``head``
-            inside the model's, if there is one and no draft model was named.
+            inside the model's, if there is one, no draft model was named, and torch computes steps or `speculation` is
+            ``"head"``.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """

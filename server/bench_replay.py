@@ -4,8 +4,8 @@ scripted.
 The model computes every step, and what it says is replaced by a known text, so that guesses are right as often as
 `--accuracy` says: each with that probability, given that those before it are right. Trees guess the first `--branches`
 tokens a second time, and such a guess is right with probability `--second` where the first is wrong; they hold as many
-tokens as chains do. Nothing here hangs on what the weights say, so random ones will do, on any device. Everything goes
-through the engine's own loop.
+tokens as chains do. Nothing here hangs on what the weights say, so random ones will do, on any device that checks
+drafts. Everything goes through the engine's own loop.
 
     chain   `--length` drafts in a row, always
     tree    the likeliest `--length` drafts of a tree, always

@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them (default: all)")
     parser.add_argument("--draft-model", default="", help="a smaller model that guesses (default: none)")
-    parser.add_argument("--draft-head", default="", help="a head that guesses (default: the model's own, if any)")
+    parser.add_argument("--draft-head", default="", help="a head that guesses (default: as of beholder serve)")
     parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -13,19 +13,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from preprocess.errors import BeholderError
-from preprocess.wire import (
-    GenerationOptions,
-    Job,
-    Lease,
-    Message,
-    Segmenting,
-    TextPart,
-)
+from preprocess.wire import GenerationOptions, Job, Lease, Message, Segmenting, TextPart
 from server.decision_models import Decision
 from server.decisions import OPTIONS as DECISION_OPTIONS
 from server.decisions import decisions_of, questions_of, weighed
@@ -39,9 +31,6 @@ from server.sequences import sequences_of
 from server.settings import MEBIBYTE, OFFLINE_OPTIONS, Settings
 from server.stages import Caption, Running, Stages
 from server.subtitles import Cue
-
-if TYPE_CHECKING:
-    pass
 
 
 class Beholder(Stages):

@@ -103,6 +103,7 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         str,
         Option(
             "A head in the layout of EAGLE-3, trained for the model, that guesses tokens ahead: a folder, or a name on "
-            "the Hugging Face hub. Empty: the folder 'head' in the model's, if there is one."
+            "the Hugging Face hub. Empty: the folder 'head' in the model's, if there is one, where torch computes "
+            "steps or --speculation is head."
         ),
     ] = ""
