@@ -189,7 +189,7 @@ class Scheduler:
             drafts = self.speculator.propose(decoding, max(room, 0))
         counts = [1 + len(guesses.token_ids) for guesses in drafts]
         self.kv.grow_each([sequence.hold for sequence in decoding if sequence.hold is not None], counts)
-        if self.speculator is not None:  # a model that guesses writes to the slots of its guesses
+        if self.speculator is not None and self.speculator.model is not None:  # it writes to its guesses' slots
             drafts = self.speculator.draft(decoding, drafts)
             counts = [1 + len(guesses.token_ids) for guesses in drafts]
         plan.chunks.extend(

@@ -32,8 +32,11 @@ FORGIVING: Final = 1 / 512
 """What one step without drafts gives back of it."""
 LEAST_TRUST: Final = 0.25
 LOOKING: Final = 0.01
-"""Part of a step that looking for guesses may take while none is found to be worth checking."""
-LONGEST_PAUSE: Final = 8
+"""Part of the time of steps that looking for guesses may take while none is found to be worth checking."""
+SAVED: Final = 64
+"""Of so many steps at most, where nobody looked: credit is counted in steps."""
+FREE_LOOKS: Final = 2
+"""Where guesses were checked just now, so many looks in vain are free: a text seldom departs for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,8 @@ class Candidate:
 class Lengths(Protocol):
     """Who decides how much is checked."""
 
-    def may_draft(self, rows: int, *, are_new: bool) -> bool:
-        """Whether to look for guesses before the next step of so many rows; `are_new`: some have just begun."""
+    def may_draft(self, rows: int) -> bool:
+        """Whether to look for guesses before the next step of so many rows. Asked once a step."""
         ...
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
@@ -127,7 +130,7 @@ class Always:
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def may_draft(self, rows: int, *, are_new: bool) -> bool:
+    def may_draft(self, rows: int) -> bool:
         """See `Lengths.may_draft`."""
         return self._length > 0
 
@@ -227,27 +230,23 @@ class Controller:
         self._branching = Branching(self.times, LENGTHS)
         self.models = None if model_cost is None else ModelLengths(self.times, model_cost)
         self._looking_s = 0.0
-        self._pause = 0
-        self._next_pause = 1
+        self._saved = 0.0
         self._watches: dict[int, _Watch] = {}
 
-    def may_draft(self, rows: int, *, are_new: bool) -> bool:
+    def may_draft(self, rows: int) -> bool:
         """See `Lengths.may_draft`."""
-        if self.times.plain_s(rows) is None:
-            return False
-        self._pause = max(self._pause - 1, 0)
-        return are_new or not self._pause
+        self._saved = min(self._saved + 1.0, SAVED)
+        return self._saved >= 0.0 and self.times.plain_s(rows) is not None
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
-        """Look more rarely where looking takes a good part of a step and finds nothing."""
+        """A look in vain is paid for out of what steps have saved."""
         usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
         self._looking_s += 0.1 * (usual_s - self._looking_s)
         plain_s = self.times.plain_s(rows)
-        if found or plain_s is None or self._looking_s < LOOKING * plain_s:
-            self._next_pause = 1
+        if plain_s is None:
             return
-        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-        self._pause = self._next_pause
+        price = self._looking_s / (LOOKING * plain_s)  # so many steps save as much
+        self._saved = max(self._saved, FREE_LOOKS * price) if found else self._saved - price
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""

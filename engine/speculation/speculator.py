@@ -44,6 +44,8 @@ MAX_BRANCHES: Final = 3
 """Proposals that a tree takes in beside the best one."""
 RESCUE: Final = 0.5
 """Where others have guessed wrongly, a source is believed so much less at first."""
+UNTIMED: Final = 7
+"""Of plain steps alike so many in a row are not timed, since timing them costs as well."""
 LONGEST_REST: Final = 64
 """An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
 
@@ -83,6 +85,8 @@ class Speculator:
         self._gained = 0
         self.drafting_s = 0.0
         """What a model took to guess before the step that is under way."""
+        self._timed_rows = 0
+        self._untimed = 0
         self._rest = 0
         self._next_rest = 1
 
@@ -102,8 +106,7 @@ class Speculator:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         none = [NO_DRAFTS] * len(sequences)
         self._rest = self._next_rest
-        are_new = any(sequence.drafting is None for sequence in sequences)
-        if not room or not self.controller.may_draft(len(sequences), are_new=are_new):
+        if not room or not self.controller.may_draft(len(sequences)):
             return none
         started_s = time.perf_counter()
         candidates: list[Candidate | None] = []
@@ -184,6 +187,8 @@ class Speculator:
         gained, self._gained = self._gained, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         self._rest = max(self._rest - 1, 0)
+        if drafting_s == 0.0 and self._is_alike(plan):
+            return
         decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
         tokens = sum(chunk.count for chunk in decoding)
         if not plan.encodings and len(decoding) == len(plan.chunks):
@@ -194,6 +199,16 @@ class Speculator:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0:
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+
+    def _is_alike(self, plan: Plan) -> bool:
+        """Whether a step was plain, as the last ones were, so that its time need not be learnt."""
+        rows = len(plan.chunks)
+        is_plain = not plan.encodings and all(chunk.samples and chunk.count == 1 for chunk in plan.chunks)
+        if is_plain and rows == self._timed_rows and self._untimed < UNTIMED:
+            self._untimed += 1
+            return True
+        self._timed_rows, self._untimed = rows if is_plain else 0, 0
+        return False
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""

@@ -47,7 +47,7 @@ class Run:
         spent = tokens_out = 0.0
         for _ in range(count):
             lengths = [0] * self.rows
-            if self.controller.may_draft(self.rows, are_new=False):
+            if self.controller.may_draft(self.rows):
                 rates = self.acceptance.rates(Rates(0.7, 0.8), 3.0)
                 lengths = self.controller.choose(self.rows, [Candidate(length, rates)] * self.rows, 1000)
             gained = 0
@@ -149,20 +149,36 @@ def test_a_clock_that_stands_still_teaches_nothing() -> None:
     controller = Controller()
     for _ in range(10):
         controller.stepped(1, 1, 0, 0.0)
-    assert not controller.may_draft(1, are_new=True)
+    assert not controller.may_draft(1)
 
 
-def test_looking_that_takes_long_and_finds_nothing_becomes_rare() -> None:
+def test_looking_in_vain_takes_a_hundredth_of_the_time() -> None:
     controller = Controller()
     for _ in range(10):
         controller.stepped(1, 1, 0, 1e-3)
     looked = 0
-    for _ in range(800):
-        if controller.may_draft(1, are_new=False):
+    for _ in range(3000):
+        if controller.may_draft(1):
             looked += 1
             controller.looked(1, 5e-4, found=False)
-    assert looked < 130
-    assert controller.may_draft(1, are_new=True)
+    assert looked * 5e-4 < 0.02 * 3000 * 1e-3, "with what is learnt first of how long it takes"
+    assert looked > 30
+
+
+def test_where_guesses_were_checked_looking_goes_on() -> None:
+    controller = Controller()
+    for _ in range(10):
+        controller.stepped(1, 1, 0, 1e-3)
+    for _ in range(300):
+        if controller.may_draft(1):
+            controller.looked(1, 5e-4, found=False)
+    while not controller.may_draft(1):
+        pass
+    for _ in range(50):
+        controller.looked(1, 5e-4, found=True)
+        assert controller.may_draft(1)
+    controller.looked(1, 5e-4, found=False)
+    assert controller.may_draft(1), "a text that departs for one step is looked at in the next"
 
 
 def test_step_times_between_and_beyond_what_was_measured() -> None:
