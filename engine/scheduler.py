@@ -164,6 +164,7 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.num_pending = 0
         sequence.num_retracted += 1
+        sequence.arrived_s = self.budget.now_s
         self.num_retracted += 1
         self.growth.retracted()
         self.waiting.push(sequence)

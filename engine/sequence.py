@@ -108,7 +108,7 @@ class Sequence:
     bounded by the context. `positions` (3, n) are the rotary positions of the first n tokens where they are not 0, 1,
     2, …; later ones are `position_delta` more than the position in the sequence. `drafting` is what
     `engine.speculation` knows of it; `num_drafted` tokens were guessed, and `num_accepted` of them rightly.
-    `arrived_s` is when it came, in time of `engine.step_budget`.
+    `arrived_s` is when it came, or was sent back to the queue, in time of `engine.step_budget`.
     """
 
     request: EngineRequest

@@ -59,7 +59,7 @@ class CpuRunner(TorchRunner):
         )
         # Behind the rows of sequences those of their trees' guesses. Zeros take no memory before they are written.
         self._places = np.zeros((max_rows * (1 + MAX_DRAFTS), max_positions), np.int32)
-        self.slot_table = torch.from_numpy(self._places)[:max_rows]
+        self.padded_table = self.slot_table = torch.from_numpy(self._places)[:max_rows]
         self.attention = TorchAttention(self.kv_pool, self.slot_table)
         loaded = library()
         assert loaded is not None

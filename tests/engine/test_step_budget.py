@@ -233,6 +233,18 @@ def test_who_waits_longer_than_the_target_gets_more_of_each_step() -> None:
     assert len(driver.runner.sliced) < 25, "and not 334 steps"
 
 
+def test_a_stream_that_lost_its_memory_waits_from_then_on_and_not_since_it_came() -> None:
+    driver = timed()
+    streaming(driver)
+    driver.step(40)
+    budget, scheduler = driver.engine.budget, driver.engine.scheduler
+    (stream,) = scheduler.running
+    scheduler.retract(stream)
+    assert budget.now_s > 0.3
+    room = budget.open(4, 4, [other.arrived_s for other in scheduler.waiting])
+    assert room.left_s == pytest.approx(3 * MS)
+
+
 def saturated(costs: Table, ttft_target_ms: float) -> tuple[int, float]:
     """Steps, and seconds by the table, for twelve requests a row that all wait from the start."""
     driver = timed(costs, ttft_target_ms=ttft_target_ms, runner=FakeRunner(num_slots=2000), slices=12)
