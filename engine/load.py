@@ -16,7 +16,7 @@ import torch
 
 from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.cpu.native import why_not
+from engine.cpu.native import copied_bytes, why_not
 from engine.cpu.runner import CpuRunner
 from engine.limits import free_memory, kv_size
 from engine.load_drafter import load_drafter
@@ -109,7 +109,14 @@ def load_runner(config: EngineConfig) -> Runner:
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
     token_bytes += 0 if drafter is None else drafter.token_bytes
-    size = kv_size(config, config_of.max_positions, token_bytes, free=free_memory(device), is_cpu=device.type == "cpu")
+    free = free_memory(device)
+    if device.type == "cpu" and not reason:
+        copied = copied_bytes(model)
+        if copied > free // 2:
+            reason = f"native would take {copied >> 20} MiB more, and {free >> 20} MiB are free"
+        else:
+            free -= copied
+    size = kv_size(config, config_of.max_positions, token_bytes, free=free, is_cpu=device.type == "cpu")
     make: type[TorchRunner] = TorchRunner
     if device.type == "cuda":
         from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does

@@ -133,6 +133,23 @@ def why_not(config: DecoderConfig, dtype: torch.dtype) -> str:
     return "" if loaded.beholder_is_supported() else "native needs a processor that has AVX-512 with VNNI and BF16"
 
 
+def is_beside_torch() -> bool:
+    """Whether torch computes long chunks here (AMX), so that weights are held in both layouts."""
+    loaded = library()
+    return loaded is not None and bool(loaded.beholder_has_amx())
+
+
+def copied_bytes(decoder: Decoder) -> int:
+    """Memory that the library's layout takes beside torch's; 0 where it takes its place."""
+    if not is_beside_torch():
+        return 0
+    products = [decoder.head]
+    for layer in decoder.layers:
+        assert isinstance(layer.mlp, GatedMLP)
+        products += [layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down]
+    return sum(linear.outputs * linear.inputs * linear.weights()[0].itemsize for linear in products)
+
+
 class NativeModel:
     """A decoder's weights in the library's layout. Unless `keep`, they are taken out of the decoder, which cannot run
     afterwards.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from engine.attention.torch_backend import TorchAttention
 from engine.batch import Row
-from engine.cpu.native import NativeModel, Step, library
+from engine.cpu.native import NativeModel, Step, is_beside_torch, library
 from engine.models.decoder import Decoder
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.speculation.tree import hidden, offsets
@@ -65,7 +65,7 @@ class CpuRunner(TorchRunner):
         assert loaded is not None
         self.kernel = "native"
         self._library = loaded
-        self.chunks_by_torch = bool(loaded.beholder_has_amx())
+        self.chunks_by_torch = is_beside_torch()
         self._native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)

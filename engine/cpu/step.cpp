@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -102,7 +103,10 @@ int blocks_of(int inputs) { return (inputs + BLOCK - 1) / BLOCK; }
 class Threads {
   public:
     explicit Threads(int count) : count_(count) {
-        for (int i = 1; i < count; i++) std::thread([this] { serve(); }).detach();
+        try {
+            for (int i = 1; i < count; i++) std::thread([this] { serve(); }).detach();
+        } catch (const std::system_error&) {  // no more threads may be: those that are take all items
+        }
     }
 
     int count() const { return count_; }

@@ -333,3 +333,18 @@ def test_its_threads_sleep_between_steps() -> None:
         [sys.executable, "-c", _IDLES], check=True, timeout=120, cwd=Path(__file__).parents[2], capture_output=True
     )
     assert float(done.stdout) < 0.1
+
+
+def test_where_both_layouts_are_held_memory_counts_them(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX: what does not fit is torch's, and what fits leaves less for keys and values."""
+    loaded = library()
+    assert loaded is not None
+    config = EngineConfig(str(tiny_model), dtype="bfloat16", threads=1, max_running=2)
+    monkeypatch.setattr("engine.load.free_memory", lambda device: 4 << 20)
+    alone = load_runner(config)
+    monkeypatch.setattr(loaded, "beholder_has_amx", lambda: 1)
+    beside = load_runner(config)
+    assert beside.facts()["kernel"] == "native"
+    assert beside.num_slots < alone.num_slots
+    monkeypatch.setattr("engine.load.free_memory", lambda device: 1 << 14)
+    assert "native would take" in str(load_runner(config).facts()["kernel"])
