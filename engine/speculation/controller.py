@@ -50,8 +50,10 @@ class Candidate:
 class Lengths(Protocol):
     """Who decides how much is checked."""
 
-    def may_draft(self, rows: int) -> bool:
-        """Whether to look for guesses before the next step of so many rows. Asked once a step."""
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
+        """Whether to look for guesses before the next step of so many rows. Asked once a step. `is_expected`: an answer
+        has just begun that may repeat an earlier one.
+        """
         ...
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
@@ -130,7 +132,7 @@ class Always:
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def may_draft(self, rows: int) -> bool:
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""
         return self._length > 0
 
@@ -233,10 +235,10 @@ class Controller:
         self._saved = 0.0
         self._watches: dict[int, _Watch] = {}
 
-    def may_draft(self, rows: int) -> bool:
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""
         self._saved = min(self._saved + 1.0, SAVED)
-        return self._saved >= 0.0 and self.times.plain_s(rows) is not None
+        return (is_expected or self._saved >= 0.0) and self.times.plain_s(rows) is not None
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """A look in vain is paid for out of what steps have saved."""
@@ -246,7 +248,7 @@ class Controller:
         if plain_s is None:
             return
         price = self._looking_s / (LOOKING * plain_s)  # so many steps save as much
-        self._saved = max(self._saved, FREE_LOOKS * price) if found else self._saved - price
+        self._saved = max(self._saved, FREE_LOOKS * price) if found else max(self._saved - price, -price)
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""

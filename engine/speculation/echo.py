@@ -53,6 +53,10 @@ class Echo:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def remembers(self, sequence: Sequence) -> bool:
+        """Whether there are answers that this one's may repeat."""
+        return _key(sequence) in self._sessions
+
     def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
         """See `Source.propose`."""
         place = drafting.states.get(self.name)

@@ -72,6 +72,7 @@ class Speculator:
     ) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
         self.sources: list[Source] = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
+        self._echo = next((source for source in self.sources if isinstance(source, Echo)), None)
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
         self.controller: Lengths = Controller(None if self.model is None else self.model.cost)
@@ -106,7 +107,7 @@ class Speculator:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         none = [NO_DRAFTS] * len(sequences)
         self._rest = self._next_rest
-        if not room or not self.controller.may_draft(len(sequences)):
+        if not room or not self.controller.may_draft(len(sequences), is_expected=self._expects(sequences)):
             return none
         started_s = time.perf_counter()
         candidates: list[Candidate | None] = []
@@ -199,6 +200,11 @@ class Speculator:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0:
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+
+    def _expects(self, sequences: Ordered[Sequence]) -> bool:
+        """Whether an answer has just begun of whose like something is remembered."""
+        echo = self._echo
+        return echo is not None and any(new.drafting is None and echo.remembers(new) for new in sequences)
 
     def _is_alike(self, plan: Plan) -> bool:
         """Whether a step was plain, as the last ones were, so that its time need not be learnt."""

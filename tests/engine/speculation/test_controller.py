@@ -47,7 +47,7 @@ class Run:
         spent = tokens_out = 0.0
         for _ in range(count):
             lengths = [0] * self.rows
-            if self.controller.may_draft(self.rows):
+            if self.controller.may_draft(self.rows, is_expected=False):
                 rates = self.acceptance.rates(Rates(0.7, 0.8), 3.0)
                 lengths = self.controller.choose(self.rows, [Candidate(length, rates)] * self.rows, 1000)
             gained = 0
@@ -149,7 +149,7 @@ def test_a_clock_that_stands_still_teaches_nothing() -> None:
     controller = Controller()
     for _ in range(10):
         controller.stepped(1, 1, 0, 0.0)
-    assert not controller.may_draft(1)
+    assert not controller.may_draft(1, is_expected=False)
 
 
 def test_looking_in_vain_takes_a_hundredth_of_the_time() -> None:
@@ -158,7 +158,7 @@ def test_looking_in_vain_takes_a_hundredth_of_the_time() -> None:
         controller.stepped(1, 1, 0, 1e-3)
     looked = 0
     for _ in range(3000):
-        if controller.may_draft(1):
+        if controller.may_draft(1, is_expected=False):
             looked += 1
             controller.looked(1, 5e-4, found=False)
     assert looked * 5e-4 < 0.02 * 3000 * 1e-3, "with what is learnt first of how long it takes"
@@ -170,15 +170,19 @@ def test_where_guesses_were_checked_looking_goes_on() -> None:
     for _ in range(10):
         controller.stepped(1, 1, 0, 1e-3)
     for _ in range(300):
-        if controller.may_draft(1):
+        if controller.may_draft(1, is_expected=False):
             controller.looked(1, 5e-4, found=False)
-    while not controller.may_draft(1):
+    while not controller.may_draft(1, is_expected=False):
         pass
     for _ in range(50):
         controller.looked(1, 5e-4, found=True)
-        assert controller.may_draft(1)
+        assert controller.may_draft(1, is_expected=False)
     controller.looked(1, 5e-4, found=False)
-    assert controller.may_draft(1), "a text that departs for one step is looked at in the next"
+    assert controller.may_draft(1, is_expected=False), "a text that departs for one step is looked at in the next"
+    for _ in range(3):
+        controller.looked(1, 5e-4, found=False)
+    assert not controller.may_draft(1, is_expected=False)
+    assert controller.may_draft(1, is_expected=True), "an answer that may repeat an earlier one begins"
 
 
 def test_step_times_between_and_beyond_what_was_measured() -> None:

@@ -64,7 +64,7 @@ class Run:
 
     def _choose(self, free_rate: float) -> tuple[list[int], list[int]]:
         none = [0] * self.rows
-        if not self.controller.may_draft(self.rows):
+        if not self.controller.may_draft(self.rows, is_expected=False):
             return none, none
         guess = Candidate(15, Rates(free_rate, free_rate)) if free_rate else None
         free_guesses: list[Candidate | None] = [guess] * self.rows

@@ -66,7 +66,7 @@ class Run:
     def choose(self) -> list[Drafts]:
         """The drafts of each row."""
         rows = self.rows
-        if not self.controller.may_draft(rows):
+        if not self.controller.may_draft(rows, is_expected=False):
             return [Drafts()] * rows
         rates = self.trunk.rates(Rates(0.5, 0.5), 3.0)
         candidates = [Candidate(15, rates)] * rows
