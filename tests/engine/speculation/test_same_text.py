@@ -38,6 +38,7 @@ from tests.engine.driving import PLACEHOLDER
 from tests.engine.late_results import Late
 from tests.engine.speculation.random_trees import RandomTrees
 from tests.engine.test_grammar import DIGITS, JSON, WORDS
+from tests.engine.without_amx import without_amx
 
 TEXT = [(17 * index) % 400 + 30 for index in range(24)]
 ENDS = [2, 6]
@@ -65,7 +66,8 @@ SHAPED: list[dict[str, Any]] = [
 def runner(request: pytest.FixtureRequest, tiny_model: Path) -> Runner:
     """In float32 by torch, and in bfloat16 by the native step, which sums alike in any batch."""
     config = EngineConfig(str(tiny_model), dtype=request.param, threads=1, kv_tokens=2500, max_running=6)
-    loaded = load_runner(config)
+    with without_amx():
+        loaded = load_runner(config)
     if request.param == "bfloat16" and not isinstance(loaded, CpuRunner):
         pytest.skip(f"no native step: {loaded.facts()['kernel']}")
     return loaded
