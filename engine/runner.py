@@ -54,7 +54,7 @@ class TorchRunner:
         max_rows: Most sequences that hold slots at once.
         dtype: Type of weights and KV.
         device: Where all of it lives.
-        padding_rows: Rows of the slot table behind `max_rows`, that stay at the dummy slot.
+        padding_rows: Rows of the slot table behind `max_rows`, at the dummy slot until a subclass writes there.
 
     Attributes:
         kernel: What computes a step of a CPU, and why where it is not the quickest; for the table at start.
@@ -88,9 +88,8 @@ class TorchRunner:
         self.kernel = "torch"
         self.embedding_bytes = config.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
         self.picture_side = encoder.image_size
-        self.padded_table = torch.full(
-            (max_rows + padding_rows, max_positions), DUMMY_SLOT, dtype=torch.int32, device=device
-        )
+        assert DUMMY_SLOT == 0
+        self.padded_table = _zeros((max_rows + padding_rows, max_positions), dtype=torch.int32, device=device)
         self.slot_table = self.padded_table[:max_rows]
         # Zeros, not garbage: masked values are multiplied by 0, which does not help against what is no number.
         self.kv_pool = _zeros(

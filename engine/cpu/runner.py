@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.torch_backend import TorchAttention
 from engine.batch import Row
 from engine.cpu.native import NativeModel, Step, is_beside_torch, library
 from engine.models.decoder import Decoder
@@ -56,11 +55,9 @@ class CpuRunner(TorchRunner):
             max_rows=max_rows,
             dtype=dtype,
             device=device,
+            padding_rows=max_rows * MAX_DRAFTS,  # of the guesses of trees; rows nobody writes take no memory
         )
-        # Behind the rows of sequences those of their trees' guesses. Zeros take no memory before they are written.
-        self._places = np.zeros((max_rows * (1 + MAX_DRAFTS), max_positions), np.int32)
-        self.padded_table = self.slot_table = torch.from_numpy(self._places)[:max_rows]
-        self.attention = TorchAttention(self.kv_pool, self.slot_table)
+        self._places = self.padded_table.numpy()
         loaded = library()
         assert loaded is not None
         self.kernel = "native"
