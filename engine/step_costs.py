@@ -83,7 +83,7 @@ class Curve:
 
     def add(self, size: float, elapsed_s: float) -> None:
         """A measurement. Sizes are above 0."""
-        own = self._samples.setdefault(_class_of(size), deque(maxlen=SAMPLES))
+        own = self._samples.setdefault(size_class(size), deque(maxlen=SAMPLES))
         own.append((size, max(elapsed_s, 0.0)))
         points = sorted(_median(samples) for samples in self._samples.values())
         self._sizes = [point[0] for point in points]
@@ -93,7 +93,7 @@ class Curve:
 
     def knows(self, size: float) -> bool:
         """Whether something of about that size was measured."""
-        return size > 0 and _class_of(size) in self._samples
+        return size > 0 and size_class(size) in self._samples
 
     def at(self, size: float) -> float:
         """Seconds; 0 while nothing is known. Beyond the largest size that was measured the line goes on."""
@@ -167,8 +167,8 @@ class StepCosts:
         self.slice.add(size, elapsed_s / num_slices)
 
 
-def _class_of(size: float) -> int:
-    """Sizes that are taken to be alike."""
+def size_class(size: float) -> int:
+    """Sizes that are taken to be alike: up to 8 each is its own, beyond `CLASSES` an octave."""
     return round(size) if size <= 8 else 8 + round(CLASSES * math.log2(size / 8))
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Final
 
-from engine.speculation.step_times import StepTimes, row_class
+from engine.speculation.step_times import StepTimes
+from engine.step_costs import size_class
 
 MARGIN: Final = 1.05
 STAY: Final = 1.02
@@ -45,7 +46,7 @@ class Branching:
 
     def may_branch(self, rows: int) -> bool:
         """Whether to make trees before the next step of so many rows."""
-        watch = self._watches.setdefault(row_class(rows), _Watch())
+        watch = self._watches.setdefault(size_class(rows), _Watch())
         watch.pause = max(watch.pause - 1, 0)
         return not watch.pause
 
@@ -62,7 +63,7 @@ class Branching:
             room: Most guesses of all rows.
         """
         rows = len(lengths)
-        watch = self._watches.setdefault(row_class(rows), _Watch())
+        watch = self._watches.setdefault(size_class(rows), _Watch())
         chain_s = self._times.step_s(rows, rows + sum(lengths))
         assert chain_s is not None
         best, best_rate = None, (rows + sum(chains)) / chain_s * (STAY if watch.num_steps else MARGIN)

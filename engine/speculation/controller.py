@@ -16,7 +16,8 @@ from typing import Final, Protocol
 from engine.speculation.acceptance import Rates
 from engine.speculation.branching import Branching, fitting
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
-from engine.speculation.step_times import StepTimes, row_class
+from engine.speculation.step_times import StepTimes
+from engine.step_costs import size_class
 
 LENGTHS: Final = (1, 3, 7, 15)
 """Lengths of drafts: rows of 2, 4, 8 and 16 tokens, so that a step's rows fall into few shapes."""
@@ -254,7 +255,7 @@ class Controller:
         """See `Lengths.choose`."""
         none = [0] * len(candidates)
         plain_s = self.times.plain_s(rows)
-        watch = self._watches.setdefault(row_class(rows), _Watch())
+        watch = self._watches.setdefault(size_class(rows), _Watch())
         if plain_s is None or self.times.plain_age(rows) >= REFRESH:
             return none
         least_rate = rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
@@ -329,7 +330,7 @@ class Controller:
         if chosen is None or plain_s is None:
             return None
         widths, rate = chosen
-        self._watches[row_class(rows)].promise = rate * plain_s / rows
+        self._watches[size_class(rows)].promise = rate * plain_s / rows
         return widths
 
     def stepped(
@@ -350,7 +351,7 @@ class Controller:
         if drafting_s > 0.0:  # what had been promised without the model is not what came
             self.times.add(rows, tokens, elapsed_s)
             return
-        watch = self._watches.get(row_class(rows))
+        watch = self._watches.get(size_class(rows))
         if watch is not None:
             plain_s = self.times.plain_s(rows)
             if tokens == rows or plain_s is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from engine.speculation.step_times import SAMPLES, row_class
+from engine.speculation.step_times import SAMPLES
+from engine.step_costs import size_class
 
 FEW: Final = 16
 """So many tokens a sequence that the model has yet to compute cost about as much as one."""
@@ -40,13 +41,13 @@ class DraftTimes:
             self._late.append(first_s / late)
             return
         if forward_s > 0.0:
-            self._forwards.setdefault(row_class(rows), deque(maxlen=SAMPLES)).append(forward_s)
+            self._forwards.setdefault(size_class(rows), deque(maxlen=SAMPLES)).append(forward_s)
         if is_late:
             self._late.append(max(first_s - forward_s, 0.0) / late)
 
     def forward_s(self, rows: int, plain_s: float) -> float:
         """One guess of so many sequences, where a plain step takes `plain_s`."""
-        own = self._forwards.get(row_class(rows))
+        own = self._forwards.get(size_class(rows))
         return _median(own) if own else self._cost * plain_s
 
     def late_s(self, late: int, plain_s: float, rows: int) -> float:

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.step_costs import size_class
+
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
@@ -51,9 +53,9 @@ class StepTimes:
 
     def add(self, rows: int, tokens: int, elapsed_s: float) -> None:
         """A step of `rows` sequences checked `tokens` tokens, at least one a row."""
-        own = self._rows.get(row_class(rows))
+        own = self._rows.get(size_class(rows))
         if own is None:
-            own = self._rows[row_class(rows)] = _Rows()
+            own = self._rows[size_class(rows)] = _Rows()
         own.num_steps += 1
         key = _width_class(rows, tokens)
         figure = own.figures.get(key)
@@ -73,7 +75,7 @@ class StepTimes:
         chain_s = self.step_s(rows, tokens)
         if chain_s is None:
             return
-        own = self._rows[row_class(rows)]
+        own = self._rows[size_class(rows)]
         own.num_steps += 1
         own.trees.add(elapsed_s / chain_s)
         own.trees.renewed = own.num_steps
@@ -83,7 +85,7 @@ class StepTimes:
         chain_s = self.step_s(rows, tokens)
         if chain_s is None:
             return None
-        own = self._rows[row_class(rows)]
+        own = self._rows[size_class(rows)]
         if own.num_steps - own.trees.renewed > MAX_AGE:
             own.trees = _Figure(renewed=own.num_steps)
         is_known = len(own.trees.times) >= ENOUGH
@@ -96,7 +98,7 @@ class StepTimes:
 
     def plain_age(self, rows: int) -> int:
         """Steps of this row count since the last one without drafts."""
-        own = self._rows.get(row_class(rows))
+        own = self._rows.get(size_class(rows))
         figure = None if own is None else own.figures.get(0)
         return 0 if own is None or figure is None else own.num_steps - figure.renewed
 
@@ -111,7 +113,7 @@ class StepTimes:
         width = tokens / rows
         if exact is not None and abs(exact.width - width) < 0.02 * width:
             return exact.time * rows
-        own = self._rows[row_class(rows)]
+        own = self._rows[size_class(rows)]
         known = sorted(
             (figure.width, figure.time) for key, figure in own.figures.items() if key and len(figure.times) >= ENOUGH
         )
@@ -129,14 +131,9 @@ class StepTimes:
         return (low[1] + slope * (width - low[0])) * rows
 
     def _figure(self, rows: int, key: int) -> _Figure | None:
-        own = self._rows.get(row_class(rows))
+        own = self._rows.get(size_class(rows))
         figure = None if own is None else own.figures.get(key)
         return figure if figure is not None and len(figure.times) >= ENOUGH else None
-
-
-def row_class(rows: int) -> int:
-    """Row counts that are taken to be alike: up to 8 each is its own, beyond four an octave."""
-    return rows if rows <= 8 else 8 + round(4 * math.log2(rows / 8))
 
 
 def _width_class(rows: int, tokens: int) -> int:

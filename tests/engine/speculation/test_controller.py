@@ -12,7 +12,8 @@ import pytest
 
 from engine.speculation.acceptance import Acceptance, Rates
 from engine.speculation.controller import LENGTHS, Candidate, Controller
-from engine.speculation.step_times import StepTimes, row_class
+from engine.speculation.step_times import StepTimes
+from engine.step_costs import size_class
 
 Machine = Callable[[int, int], float]
 
@@ -206,4 +207,4 @@ def test_step_times_between_and_beyond_what_was_measured() -> None:
     assert beyond is not None
     assert beyond > 12e-3
     assert times.plain_s(5) is None
-    assert len({row_class(rows) for rows in range(1, 65)}) <= 21
+    assert len({size_class(rows) for rows in range(1, 65)}) <= 21
