@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.core import Engine
-    from engine.speculation.controller import Lengths
+    from engine.speculation.lengths import Lengths
     from preprocess.wire import OutputStart, TokenEvents
 
 SHAPES: Final = ("chain", "tree", "auto")
@@ -139,7 +139,8 @@ class ReplayBench(Bench):
             answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
 
         def adjust(engine: Engine) -> None:
-            from engine.speculation.controller import Always, Controller
+            from engine.speculation.controller import Controller
+            from engine.speculation.lengths import Always
             from engine.speculation.replay import Replay
 
             steps.watch(engine, self._clock)

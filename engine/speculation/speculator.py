@@ -13,11 +13,12 @@ from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Final, Literal
 
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.controller import Candidate, Controller, Lengths
+from engine.speculation.controller import Controller
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
+from engine.speculation.lengths import Candidate, Lengths
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate

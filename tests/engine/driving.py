@@ -13,8 +13,8 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.scheduler import Growth
-from engine.speculation.controller import Always, Candidate
 from engine.speculation.drafting import Kind
+from engine.speculation.lengths import Always, Candidate
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.replay import Replay

@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
 from engine.runner import TorchRunner
-from engine.speculation.controller import Always
+from engine.speculation.lengths import Always
 from engine.speculation.replay import Replay
 from preprocess.config import PreprocessConfig
 from preprocess.prepare import Preparer

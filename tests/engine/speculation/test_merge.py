@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from engine.batch import SampledToken
 from engine.sequence import Sequence
 from engine.speculation.acceptance import Rates
-from engine.speculation.controller import Always
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source
+from engine.speculation.lengths import Always
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.ngram import NGrams
 from engine.speculation.speculator import Speculator, agreement

@@ -15,7 +15,7 @@ from tiny_models import FAMILIES
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
-from engine.speculation.controller import Always
+from engine.speculation.lengths import Always
 from tests.engine.family_parity import CASES, Checked, pixels_of, run
 
 NAMES = ["smolvlm2", "qwen2_vl", "qwen3_vl"]

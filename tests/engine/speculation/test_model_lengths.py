@@ -9,8 +9,9 @@ import random
 import pytest
 
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.controller import Always, Candidate, Controller
+from engine.speculation.controller import Controller
 from engine.speculation.draft_times import DraftTimes
+from engine.speculation.lengths import Always, Candidate
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.step_times import StepTimes
 from tests.engine.speculation.test_controller import Machine, dear, dispatch, free

@@ -22,8 +22,8 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
 from engine.sequence import Sequence
-from engine.speculation.controller import Always
 from engine.speculation.drafter import Drafter, DraftRow
+from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest, SamplingParams, TextOptions
 from tests.engine.driving import Sometimes
 from tests.engine.late_results import Late

@@ -21,8 +21,8 @@ from engine.core import Engine
 from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
 from engine.sequence import Sequence
-from engine.speculation.controller import Always
 from engine.speculation.drafting import Drafting, Kind, Proposal
+from engine.speculation.lengths import Always
 from engine.speculation.replay import Replay
 from preprocess.wire import (
     EngineRequest,

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.controller import LENGTHS, Candidate, Controller
+from engine.speculation.controller import LENGTHS, Controller
 from engine.speculation.drafting import Kind, Proposal
+from engine.speculation.lengths import Candidate
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.step_times import StepTimes
 from engine.speculation.tree import Drafts, path

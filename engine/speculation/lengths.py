@@ -1,0 +1,185 @@
+"""What the speculator asks of whoever decides how much is checked, and the simplest who does.
+
+`engine.speculation.controller` decides by what was measured; `Always`, for tests and benchmarks, takes what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.speculation.acceptance import Rates
+from engine.speculation.model_lengths import ModelCandidate
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row's guesses: how many there are, and how probably they are right."""
+
+    length: int
+    rates: Rates
+
+
+class Lengths(Protocol):
+    """Who decides how much is checked."""
+
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
+        """Whether to look for guesses before the next step of so many rows. Asked once a step. `is_expected`: an answer
+        has just begun that may repeat an earlier one.
+        """
+        ...
+
+    def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Looking for guesses took so long; `found`: some are checked now."""
+        ...
+
+    def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
+        """Drafts of each row, at most as many as it has and `room` in all."""
+        ...
+
+    def may_branch(self, rows: int) -> bool:
+        """Whether to make trees of what was guessed, where `choose` has found chains worth checking."""
+        ...
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """Drafts of each row if trees pay more than chains of these `lengths`, else None.
+
+        `gains`: how probably each guess of a row's tree stands, falling; None where the row has only its chain.
+        """
+        ...
+
+    def may_ask_model(self, rows: int, rates: Rates) -> bool:
+        """Whether to see what a model could guess before this step, where it is right with `rates`."""
+        ...
+
+    def choose_model(
+        self,
+        rows: int,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """How many tokens a model guesses for each row in the place of the `lengths` that were chosen; 0: those stay.
+        All in all at most `room` are checked then.
+        """
+        ...
+
+    def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """A model has guessed. See `DraftTimes.add`."""
+        ...
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """A step computed so many tokens of prompts and nothing else."""
+        ...
+
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
+        """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses, for which a model had
+        taken `drafting_s` before.
+        """
+        ...
+
+    def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
+        """The same of a step that computed other things too, so that its time tells nothing."""
+        ...
+
+
+class Always:
+    """As many as there are, up to `length`."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
+        """See `Lengths.may_draft`."""
+        return self._length > 0
+
+    def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Looking is never too dear."""
+
+    def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
+        """See `Lengths.choose`."""
+        chosen = []
+        for candidate in candidates:
+            length = 0 if candidate is None else min(candidate.length, self._length, room)
+            room -= length
+            chosen.append(length)
+        return chosen
+
+    def may_branch(self, rows: int) -> bool:
+        """Wherever proposals differ."""
+        return True
+
+    def branch(
+        self,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        gains: Ordered[Ordered[float] | None],
+        room: int,
+    ) -> list[int] | None:
+        """See `Lengths.branch`."""
+        room -= sum(lengths)
+        widths = list(lengths)
+        for index, own in enumerate(gains):
+            if own is not None:
+                widths[index] = min(len(own), self._length, lengths[index] + room)
+                room += lengths[index] - widths[index]
+        return widths
+
+    def may_ask_model(self, rows: int, rates: Rates) -> bool:
+        """See `Lengths.may_ask_model`."""
+        return self._length > 0
+
+    def choose_model(
+        self,
+        rows: int,
+        candidates: Ordered[Candidate | None],
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int]:
+        """For rows in which nothing else is checked. See `Lengths.choose_model`."""
+        room -= sum(lengths)
+        chosen = []
+        for length, model in zip(lengths, models, strict=True):
+            own = 0 if length or model is None else min(model.length, self._length, room)
+            room -= own
+            chosen.append(own)
+        return chosen
+
+    def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
+        """Nothing is learnt."""
+
+    def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """Nothing is learnt."""
+
+    def stepped(
+        self,
+        rows: int,
+        tokens: int,
+        gained: int,
+        elapsed_s: float,
+        drafting_s: float = 0.0,
+        *,
+        has_trees: bool = False,
+    ) -> None:
+        """Nothing is learnt."""
+
+    def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
+        """Nothing is learnt."""
