@@ -15,6 +15,7 @@
   // Gradio takes no notice of a press while it is still at its beginning: then once more.
   function follow() {
     clearTimeout(timer);
+    timer = 0;
     const all = tabs();
     const tab = all.find((each) => nameOf(each) === wanted) ?? all[0];
     if (!tab || isSelected(tab)) return;
@@ -57,7 +58,8 @@
     follow();
   });
 
-  const row = new MutationObserver(follow);
+  // A press that is not taken yet is tried again in its time: one at every change of the row could go round and round.
+  const row = new MutationObserver(() => timer || follow());
   const page = new MutationObserver(() => {
     const found = document.querySelector(TABS)?.closest(".tab-wrapper");
     if (!found) return;
