@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -36,6 +38,24 @@ def number_of(image: Image.Image) -> int:
     row = pixels[height * 2 // 3]
     bits = [int(row[int((place + 0.5) * width / BITS)] > 128) for place in range(BITS)]
     return int("".join(map(str, bits)), 2)
+
+
+@contextlib.contextmanager
+def scheduling_kept() -> Iterator[None]:
+    """Leaves the thread's scheduling as it was.
+
+    SVT-AV1's encoder, where it may (as root), makes the thread that opens it real-time, at the highest priority, and
+    for good. All that this thread starts later inherits it: servers and browsers that push everything else off the
+    machine.
+    """
+    if not hasattr(os, "sched_getscheduler"):  # other systems than Linux
+        yield
+        return
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 def clip(
@@ -72,7 +92,7 @@ def clip(
     buffer = io.BytesIO()
     shown = numbers or range(num_frames)
     turned = numbered(0, size).rotate(-rotation, expand=True).size
-    with av.open(buffer, "w", format=MUXERS[kind], options=muxer or {}) as container:
+    with scheduling_kept(), av.open(buffer, "w", format=MUXERS[kind], options=muxer or {}) as container:
         stream: Any = container.add_stream(codec or CODECS[kind], rate=rate, options=encoder or {})
         stream.width, stream.height, stream.pix_fmt = *turned, "yuv420p"
         stream.gop_size = key_every

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -43,6 +45,15 @@ _TINY: Final = (
 
 for _name in (*_TINY, "tiny_heads", "packed_models", "serving", "streaming", "soak", "clips", "browser"):
     _load(_name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that leaves its process at a real-time priority fails: it would starve every test after it."""
+    yield
+    if hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) in {os.SCHED_FIFO, os.SCHED_RR}:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # the tests after it are not at fault
+        pytest.fail(f"{item.nodeid} left its process real-time: tests/clips.py scheduling_kept says why that is bad")
 
 
 @pytest.fixture(scope="session")
