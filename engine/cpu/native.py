@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from preprocess.blocks.linear import Linear
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of what step.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128

@@ -96,11 +96,11 @@ class CpuRunner(TorchRunner):
         rows = self._without_trees(rows)
         lengths = [len(row.token_ids) for row in rows]
         num_tokens = sum(lengths)
-        table = np.empty((len(rows), 4), np.int32)  # `Row` of step.cpp
+        table = np.empty((len(rows), 5), np.int32)  # `Row` of step.cpp
         ends: list[int] = []
         first = 0
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            table[index] = row.table_row, row.start, first, length
+            table[index] = row.table_row, row.start, first, length, 0
             first += length
             if row.sampling is not None:
                 ends.extend(range(first - 1 - len(row.drafted), first))
