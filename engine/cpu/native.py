@@ -116,6 +116,8 @@ def library() -> ctypes.CDLL | None:
     loaded.beholder_workspace.restype = _I64
     loaded.beholder_step.argtypes = (_P, _P, _I32, _I32, _I32)
     loaded.beholder_step.restype = None
+    loaded.beholder_best.argtypes = (_P, _P, _I32, _I32, _P, _I32, _P, _I32)
+    loaded.beholder_best.restype = None
     return loaded
 
 

@@ -47,6 +47,7 @@ constexpr int TOKENS = 48;     // of a product at once: their results stay in th
 constexpr int FEW = 3;         // tokens by a whole group of outputs
 constexpr int MANY = 6;        // tokens by a half of it
 constexpr int AHEAD = 16;      // pairs of inputs whose weights are fetched before they are needed
+constexpr int WORTH_WAKING = 1 << 18;  // logits to be compared
 constexpr int KEYS = 64;       // attention looks at so many positions at once
 constexpr int QUERIES = 64;    // and so many heads of query tokens
 constexpr int TOGETHER = 6;    // of them share registers
@@ -827,6 +828,25 @@ void run_head(const Crew& crew, const Model& model, const Step& step, const Work
     });
 }
 
+// See `beholder_best`.
+int best(const float* logits, const uint16_t* mask, int vocab, int num_words) {
+    const __m512 most = _mm512_set1_ps(1e30f), least = _mm512_set1_ps(-1e30f);
+    const __m512i sixteen = _mm512_set1_epi32(16);
+    __m512 largest = _mm512_set1_ps(-INFINITY);
+    __m512i at = _mm512_setzero_si512(), index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int first = 0; first < vocab; first += 16, index = _mm512_add_epi32(index, sixteen)) {
+        __mmask16 lanes = first_lanes(vocab - first);
+        if (mask) lanes &= first < 32 * num_words ? mask[first / 16] : 0;
+        // The order of these lets the lowest through where a logit is no number.
+        const __m512 v = _mm512_min_ps(_mm512_max_ps(_mm512_maskz_loadu_ps(lanes, logits + first), least), most);
+        const __mmask16 larger = _mm512_mask_cmp_ps_mask(lanes, v, largest, _CMP_GT_OQ);
+        largest = _mm512_mask_mov_ps(largest, larger, v);
+        at = _mm512_mask_mov_epi32(at, larger, index);
+    }
+    const __m512 all = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+    return _mm512_mask_reduce_min_epi32(_mm512_cmp_ps_mask(largest, all, _CMP_EQ_OQ), at);
+}
+
 // The rows in parts for attention: long rows are cut, short ones that share their first slots are put together.
 std::vector<Part> cut(const Model& model, const Step& step) {
     const int most = std::max(1, std::min(16, QUERIES / (model.num_heads / model.num_kv_heads)));
@@ -856,6 +876,19 @@ std::vector<Part> cut(const Model& model, const Step& step) {
 // Bytes of workspace that a step of so many tokens needs.
 EXPORT int64_t beholder_workspace(const Model* model, int32_t num_tokens) {
     return int64_t(Work(*model, num_tokens, nullptr).bytes);
+}
+
+// The largest logits of some rows, each the first of several, as ids (count,). What is no number counts as the lowest,
+// as for `engine.sampling.finite`. `chosen` (count, 2): a row of `logits`, and one of `masks` or -1; a mask has bits of
+// the ids that may be said, `num_words` times 32 of them.
+EXPORT void beholder_best(const float* logits, const int32_t* chosen, int32_t count, int32_t vocab,
+                          const uint16_t* masks, int32_t num_words, int64_t* ids, int32_t num_threads) {
+    const Crew crew(int64_t(count) * vocab < WORTH_WAKING ? 1 : num_threads);
+    crew.run(count, [&](int i) {
+        const int32_t row = chosen[2 * i], mask = chosen[2 * i + 1];
+        ids[i] = best(logits + size_t(row) * vocab, mask < 0 ? nullptr : masks + size_t(mask) * 2 * num_words, vocab,
+                      num_words);
+    });
 }
 
 // Runs layers [first, last) of a step: the first of all takes the embeddings in, the last of all makes logits. Between
