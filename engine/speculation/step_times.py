@@ -13,9 +13,11 @@ SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
 HICCUP: Final = 1.5
-"""Of the first two measurements the lower one counts where the other is so many times as long: a machine that was busy
-would else keep a width from ever being tried again.
+"""Of the first two measurements the least counts where the other is so many times as long: a machine that was busy would
+else keep a width from ever being tried again.
 """
+OLD: Final = 256
+"""The same of a width that nothing has renewed for so many steps: its median may be that of a busy machine."""
 MAX_AGE: Final = 2048
 """A figure that nothing has renewed for so many steps of its row count is forgotten."""
 FIRST_GUESS: Final = 0.25
@@ -42,6 +44,11 @@ class _Figure:
         known = sorted(self.times)
         is_doubtful = len(known) == ENOUGH and known[1] > HICCUP * known[0]
         self.time = known[0] if is_doubtful else known[len(known) // 2]
+
+    def at(self, num_steps: int) -> float:
+        """What counts after so many steps."""
+        least = min(self.times)
+        return least if num_steps - self.renewed >= OLD and self.time > HICCUP * least else self.time
 
 
 @dataclass(slots=True)
@@ -121,11 +128,13 @@ class StepTimes:
             return None if plain is None else plain.time * rows
         exact = self._figure(rows, _width_class(rows, tokens))
         width = tokens / rows
-        if exact is not None and abs(exact.width - width) < 0.02 * width:
-            return exact.time * rows
         own = self._rows[size_class(rows)]
+        if exact is not None and abs(exact.width - width) < 0.02 * width:
+            return exact.at(own.num_steps) * rows
         known = sorted(
-            (figure.width, figure.time) for key, figure in own.figures.items() if key and len(figure.times) >= ENOUGH
+            (figure.width, figure.at(own.num_steps))
+            for key, figure in own.figures.items()
+            if key and len(figure.times) >= ENOUGH
         )
         low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
         high = min((point for point in known if point[0] > width), default=None)
