@@ -13,8 +13,8 @@ SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
 HICCUP: Final = 1.5
-"""Of the first two measurements the least counts where the other is so many times as long: a machine that was busy would
-else keep a width from ever being tried again.
+"""Of the first two measurements the least counts where the other is so many times as long: a machine that was busy
+would else keep a width from ever being tried again.
 """
 OLD: Final = 256
 """The same of a width that nothing has renewed for so many steps: its median may be that of a busy machine."""

@@ -83,12 +83,14 @@ def test_it_never_costs_three_percent(machine: Machine, rows: int, rate: float) 
 
 class Answers:
     """Sequences that answer with `length` tokens and then, all of them having ended, begin anew: fewer rows towards the
-    end, an answer that may repeat an earlier one at the begin. Looking for guesses takes `looking_s` a row; now and then
-    a step of the machine takes `hiccup_s` more.
+    end, an answer that may repeat an earlier one at the begin. Looking for guesses takes `LOOKING_S` a row; one step of
+    ten takes `hiccup_s` more.
     """
 
-    def __init__(self, rows: int, length: int, *, looking_s: float = 2e-5, hiccup_s: float = 0.0, seed: int = 0) -> None:
-        self.rows, self.length, self.looking_s, self.hiccup_s = rows, length, looking_s, hiccup_s
+    LOOKING_S = 2e-5
+
+    def __init__(self, rows: int, length: int, *, hiccup_s: float = 0.0, seed: int = 0) -> None:
+        self.rows, self.length, self.hiccup_s = rows, length, hiccup_s
         self.random = random.Random(seed)
         self.controller = Controller()
         self.acceptance = Acceptance(256)
@@ -107,8 +109,8 @@ class Answers:
                 lengths = self.controller.choose(
                     rows, [Candidate(min(15, most - 1), rates) if most > 1 else None for most in left], 1000
                 )
-                self.controller.looked(rows, rows * self.looking_s, found=any(lengths))
-                spent += rows * self.looking_s
+                self.controller.looked(rows, rows * self.LOOKING_S, found=any(lengths))
+                spent += rows * self.LOOKING_S
                 self.acceptance.add(int(self.random.random() < rate), 1)
             gained = 0
             for row, own in enumerate(lengths):
