@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from preprocess.blocks.fields import Fields
 from preprocess.errors import ServiceError
 
 JsonObject = dict[str, Any]
@@ -33,6 +34,22 @@ class ModelFolder:
         """The language model's part of `config.json`, which is the whole of it in text-only folders."""
         text = self.config.get("text_config")
         return text if isinstance(text, dict) else self.config
+
+    @property
+    def fields(self) -> Fields:
+        """`config.json`, to be read by type."""
+        return Fields(self.config, "config.json: ")
+
+    @property
+    def text_fields(self) -> Fields:
+        """`text_config`, to be read by type."""
+        where = "config.json: " if self.text_config is self.config else "config.json: text_config."
+        return Fields(self.text_config, where)
+
+    @property
+    def vision_fields(self) -> Fields:
+        """The encoder's part of `config.json`, to be read by type."""
+        return self.fields.section("vision_config")
 
     @property
     def model_type(self) -> str:
@@ -67,18 +84,45 @@ class ModelFolder:
         own = nested if isinstance(nested, dict) else self._read("video_preprocessor_config.json", optional=True)
         return own or self.image_processor_config
 
+    @property
+    def image_settings(self) -> Fields:
+        """`image_processor_config`, to be read by type."""
+        return Fields(self.image_processor_config, "image processor: ")
+
+    @property
+    def video_settings(self) -> Fields:
+        """`video_processor_config`, to be read by type."""
+        return Fields(self.video_processor_config, "video processor: ")
+
     @cached_property
     def tokenizer_config(self) -> JsonObject:
         """`tokenizer_config.json`, or nothing."""
         return self._read("tokenizer_config.json", optional=True)
 
-    @property
-    def tokenizer_path(self) -> Path:
-        """`tokenizer.json`, which every supported folder has."""
-        path = self.path / "tokenizer.json"
-        if not path.is_file():
-            raise bad_folder(self.path, "there is no tokenizer.json in it")
-        return path
+    @cached_property
+    def added_tokens(self) -> dict[int, JsonObject]:
+        """Tokens beside the vocabulary by id: of `added_tokens_decoder` (new) or `added_tokens.json` (old)."""
+        listed = self.tokenizer_config.get("added_tokens_decoder")
+        if listed is None:
+            special = {*self.named_tokens.values(), *(token for token in self.special_tokens if isinstance(token, str))}
+            listed = {
+                token_id: {"content": token, "special": token in special, "normalized": token not in special}
+                for token, token_id in self._read("added_tokens.json", optional=True).items()
+            }
+        try:
+            return {int(token_id): dict(fields) for token_id, fields in listed.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise bad_folder(self.path, "its added tokens are not listed by whole numbers") from error
+
+    @cached_property
+    def special_tokens(self) -> list[Any]:
+        """Special tokens without a role, in any of their spellings."""
+        tokens: list[Any] = []
+        for source in (self._read("special_tokens_map.json", optional=True), self.tokenizer_config):
+            for name in ("additional_special_tokens", "extra_special_tokens"):
+                found = source.get(name)
+                tokens += found if isinstance(found, list) else []
+        return tokens
 
     @cached_property
     def named_tokens(self) -> dict[str, str]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 
 from preprocess.blocks.checkpoint import Checkpoint
-from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.rope import rotation
 from preprocess.model_folder import ModelFolder
@@ -42,10 +41,8 @@ class PatchEmbedding:
         clip_std: Sequence[float] = CLIP_STD,
     ) -> None:
         folder, device = ModelFolder(checkpoint.folder), checkpoint.device
-        picture = Fields(folder.image_processor_config, "image processor: ")
-        clip = Fields(folder.video_processor_config, "video processor: ")
-        self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
-        self.of_clip = Normalisation.read(clip, device, mean=clip_mean, std=clip_std)
+        self.of_picture = Normalisation.read(folder.image_settings, device, mean=CLIP_MEAN, std=CLIP_STD)
+        self.of_clip = Normalisation.read(folder.video_settings, device, mean=clip_mean, std=clip_std)
         kernel = checkpoint.tensor(f"{module}.weight", shape)
         shift = checkpoint.tensor(f"{module}.bias", shape[:1]) if bias else None
         # Pixels stay in (frame, row, column, channel) order, so the convolution's weight takes that order too.
