@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from preprocess.blocks.fields import Fields
 from preprocess.errors import ServiceError
 
 JsonObject = dict[str, Any]
+
+_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Of special tokens, that every tokenizer may have."""
 
 
 class ModelFolder:
@@ -99,12 +102,17 @@ class ModelFolder:
         """`tokenizer_config.json`, or nothing."""
         return self._read("tokenizer_config.json", optional=True)
 
+    @property
+    def tokenizer_path(self) -> Path:
+        """`tokenizer.json`. Older folders may have a vocabulary and merges in its place."""
+        return self.path / "tokenizer.json"
+
     @cached_property
     def added_tokens(self) -> dict[int, JsonObject]:
         """Tokens beside the vocabulary by id: of `added_tokens_decoder` (new) or `added_tokens.json` (old)."""
         listed = self.tokenizer_config.get("added_tokens_decoder")
         if listed is None:
-            special = {*self.named_tokens.values(), *(token for token in self.special_tokens if isinstance(token, str))}
+            special = set(self.special_tokens)
             listed = {
                 token_id: {"content": token, "special": token in special, "normalized": token not in special}
                 for token, token_id in self._read("added_tokens.json", optional=True).items()
@@ -115,14 +123,16 @@ class ModelFolder:
             raise bad_folder(self.path, "its added tokens are not listed by whole numbers") from error
 
     @cached_property
-    def special_tokens(self) -> list[Any]:
-        """Special tokens without a role, in any of their spellings."""
+    def special_tokens(self) -> list[str]:
+        """Tokens that the folder declares special, whether or not its tokenizer has them."""
         tokens: list[Any] = []
         for source in (self._read("special_tokens_map.json", optional=True), self.tokenizer_config):
-            for name in ("additional_special_tokens", "extra_special_tokens"):
-                found = source.get(name)
-                tokens += found if isinstance(found, list) else []
-        return tokens
+            tokens += [source.get(role) for role in _ROLES]
+            for name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
+                listed = source.get(name)
+                tokens += listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else []
+        contents = (token.get("content") if isinstance(token, dict) else token for token in tokens)
+        return list(dict.fromkeys(content for content in contents if isinstance(content, str) and content))
 
     @cached_property
     def named_tokens(self) -> dict[str, str]:

@@ -1,13 +1,12 @@
 """The tokenizer of a model folder: `tokenizer.json`, or the `vocab.json` and `merges.txt` that older folders have.
 
-Tokens that only `tokenizer_config.json`, `added_tokens.json` or the roles of special tokens name are added, as
+Tokens that only `tokenizer_config.json`, `added_tokens.json` or lists of special tokens name are added, as
 transformers adds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -21,9 +20,9 @@ _QWEN_WORDS: Final = (
 
 def load_tokenizer(folder: ModelFolder) -> Tokenizer:
     """The folder's tokenizer, without truncation or padding."""
-    if (folder.path / "tokenizer.json").is_file():
+    if folder.tokenizer_path.is_file():
         try:
-            tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+            tokenizer = Tokenizer.from_file(str(folder.tokenizer_path))
         except Exception as error:  # the library raises bare Exception
             raise bad_folder(folder.path, "tokenizer.json cannot be read") from error
     else:
@@ -81,12 +80,5 @@ def _add_tokens(folder: ModelFolder, tokenizer: Tokenizer) -> None:
                 f"{tokenizer.token_to_id(token.content)}",
             )
     known |= {token.content for _, token in named}
-    by_role = dict.fromkeys(_spellings([*folder.named_tokens.values(), *folder.special_tokens]))
-    tokenizer.add_tokens([AddedToken(spelling, special=True) for spelling in by_role if spelling not in known])
-
-
-def _spellings(tokens: list[Any]) -> Iterator[str]:
-    for token in tokens:
-        spelling = token.get("content") if isinstance(token, dict) else token
-        if isinstance(spelling, str) and spelling:
-            yield spelling
+    special = [AddedToken(token, special=True) for token in folder.special_tokens if token not in known]
+    tokenizer.add_tokens(special)

@@ -162,28 +162,27 @@ def _some(names: list[str]) -> str:
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
-    """Tensor name → file name."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
-            raise ModelError(f"{index} has no weight_map of tensor names to files")
-        for file in set(listed.values()):
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ModelError(f"{index} names {file!r}, expected a .safetensors file in the same folder")
-            if not (folder / file).exists():
-                raise ModelError(f"{folder / file} is missing: {index.name} lists it")
-        return dict(listed)
-    single = folder / "model.safetensors"
-    if not single.exists():
+    """Tensor name → file name. One file goes before an index of several, as in transformers."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return dict.fromkeys(_open(single).keys(), single.name)
+    if not index.exists():
         raise ModelError(
             f"{folder} holds no model.safetensors (nor its index); pickled weights (.bin, .pt) are never read"
         )
-    return dict.fromkeys(_open(single).keys(), single.name)
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise ModelError(f"{index} has no weight_map of tensor names to files")
+    for file in set(listed.values()):
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelError(f"{index} names {file!r}, expected a .safetensors file in the same folder")
+        if not (folder / file).exists():
+            raise ModelError(f"{folder / file} is missing: {index.name} lists it")
+    return dict(listed)
 
 
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read as safetensors: {error}") from None
+        raise ModelError(f"{path} cannot be read as safetensors, fetch it again: {error}") from None
