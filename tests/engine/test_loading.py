@@ -128,7 +128,9 @@ def test_an_unexpected_tensor_is_named(folder: Path) -> None:
 
 
 def test_a_bias_of_a_layer_that_has_none_is_named(folder: Path) -> None:
-    _tensors(folder, lambda tensors: tensors.update({"lm_head.bias": torch.ones(512), "lm_head.weight": tensors[HEAD]}))
+    _tensors(
+        folder, lambda tensors: tensors.update({"lm_head.bias": torch.ones(512), "lm_head.weight": tensors[HEAD] + 0})
+    )
     with pytest.raises(ModelError, match=r"the model does not have: lm_head\.bias"):
         _load(folder)
 
