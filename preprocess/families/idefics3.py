@@ -17,7 +17,7 @@ from PIL import Image
 
 from preprocess.blocks.fields import Fields
 from preprocess.families.layout import PictureLayout
-from preprocess.families.settings import normalisation, resampling, switch
+from preprocess.families.settings import check_alike, normalisation, resampling, switch
 from preprocess.families.smolvlm_clips import SmolVLMClips
 from preprocess.model_folder import ModelFolder, bad_folder
 
@@ -60,6 +60,7 @@ class Idefics3:
         self.cost: EncoderCost | None = None
         self.clips: ClipFamily | None = None
         if self.name == "smolvlm":
+            check_alike(self.normalisation, normalisation(folder.video_settings, _HALVES, _HALVES))
             self.clips = SmolVLMClips(
                 folder.video_settings,
                 self._tile,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from preprocess.blocks.fields import Fields
+from preprocess.errors import ModelError
 from preprocess.families.layout import Normalisation
 
 
@@ -41,6 +42,15 @@ def normalisation(settings: Fields, mean: Sequence[float], std: Sequence[float])
     if not min(stds) > 0:
         raise settings.error("image_std", settings.values["image_std"], "numbers above 0")
     return Normalisation(scale, _by_channel(settings, "image_mean", mean), stds)
+
+
+def check_alike(pictures: Normalisation, clips: Normalisation) -> None:
+    """For encoders to which a frame of a clip looks like a picture. Raises `ModelError` where it is another to both."""
+    if pictures != clips:
+        raise ModelError(
+            "the video processor normalises pixels otherwise than the image processor, but this encoder cannot tell a "
+            "frame from a picture; give both the same rescale_factor, image_mean and image_std"
+        )
 
 
 def _by_channel(settings: Fields, name: str, default: Sequence[float]) -> tuple[float, float, float]:
