@@ -55,6 +55,18 @@ def test_encoders_equal_transformers_on_every_small_grid(checked: Checked, frame
         torch.testing.assert_close(got, expected, atol=3e-5, rtol=1e-5)
 
 
+def test_whole_blocks_inside_an_mlp_change_nothing(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: 44 are filled up to 64 with zeros in Qwen2.5-VL."""
+    items = random_items((3, 5), (4, 4), frames=1)
+    monkeypatch.setattr(qwen2_vl, "_BLOCKS", {"cpu": 64})
+    filled = load_runner(EngineConfig(str(checked.folder), dtype="float32", threads=1, kv_tokens=64, max_running=1))
+    assert isinstance(filled, TorchRunner)
+    if isinstance(mlp := filled.encoder.layers[0].mlp, qwen2_vl.GatedMLP):  # type: ignore[attr-defined]
+        assert mlp.gate_up.outputs == 2 * 64
+    for got, expected in zip(filled.encode(items), expected_of(checked, items), strict=True):
+        torch.testing.assert_close(got, expected, atol=3e-5, rtol=1e-5)
+
+
 def test_large_pictures_go_through_in_slices_without_a_difference(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,3 +202,22 @@ def test_answers_to_questions_are_as_likely_as_in_transformers(checked: Checked)
         got = [logprob for event in events for part in event.logprobs for _, logprob in part.top]
         expected = checked.reference_logits(request, [])[0].log_softmax(-1)[branch.score_ids]
         torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_any_number_of_frames_may_be_one_item(frames: int, tmp_path: Path) -> None:
+    """Of one frame alone the encoder cannot tell whether it is a picture."""
+    together = {"temporal_patch_size": frames}
+    checked = Checked(tiny_qwen2_vl(tmp_path, vision=together, image=together, video=together))
+    case = "pictures and clips" if frames > 1 else "several pictures"
+    request, expected = checked.expected(case)
+    torch.testing.assert_close(checked.answer(request, chunk=9).logits, expected.logits, atol=1e-4, rtol=1e-5)
+    items = checked.request("clip").media
+    assert len(items) == 4 // frames  # of two seconds at two a second
+    settings = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps({**settings, "image_mean": 0.3}))
+    if frames > 1:
+        load_runner(EngineConfig(str(tmp_path), dtype="float32", threads=1, kv_tokens=64))
+        return
+    with pytest.raises(ModelError, match="cannot tell a frame from a picture"):
+        load_runner(EngineConfig(str(tmp_path), dtype="float32", threads=1, kv_tokens=64))
