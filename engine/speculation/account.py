@@ -14,6 +14,8 @@ ALLOWANCE: Final = 0.01
 """Part of a plain step that every step pays in."""
 SURPRISE: Final = 4.0
 """A step that took longer than so many times what was expected tells of the machine, not of guesses."""
+MOST_DEBT: Final = 2.0
+"""In plain steps: what was lost beyond, though the account was asked before, is the machine's doing as well."""
 
 
 class Account:
@@ -35,7 +37,7 @@ class Account:
 
     def settle(self, gain_s: float, plain_s: float) -> None:
         """Drafting has saved so much, or cost it where that is below 0."""
-        self._credit = min(self._left(plain_s) + gain_s, self._most * plain_s)
+        self._credit = min(max(self._left(plain_s) + gain_s, -MOST_DEBT * plain_s), self._most * plain_s)
 
     def bears(self, cost_s: float, plain_s: float) -> bool:
         """Whether so much may be lost."""

@@ -113,6 +113,10 @@ class StepTimes:
         figure = self._figure(rows, 0)
         return None if figure is None else figure.time * rows
 
+    def is_measured(self, rows: int, tokens: int) -> bool:
+        """Whether steps of about this width were, so that what is said of them is no guess."""
+        return self._figure(rows, _width_class(rows, tokens)) is not None
+
     def plain_age(self, rows: int) -> int:
         """Steps of this row count since the last one without drafts."""
         own = self._rows.get(size_class(rows))
