@@ -1,6 +1,6 @@
 // What is asked about the pictures, and when: the presets of the server, whose words can be changed while it runs.
 
-import { get } from "./api.js";
+import { getAtLast } from "./api.js";
 
 const FIRST = "one_line"; // short: a live picture changes before long answers are read
 const QUIET_MS = 500; // nobody types for so long: the words are meant
@@ -54,9 +54,9 @@ export class LivePrompt extends EventTarget {
     this.#showMode();
   }
 
-  /** Fetches the presets. */
+  /** Fetches the presets, as soon as there is a server. */
   async load() {
-    this.#presets = (await get("/v1/presets")).data;
+    this.#presets = (await getAtLast("/v1/presets")).data;
     const select = this.#find(".prompt-preset");
     select.replaceChildren(
       ...this.#presets.map(({ id, title, description }) => {
