@@ -81,7 +81,7 @@ export async function call(path, { json, headers = {}, ...options } = {}) {
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError({ message: "The server does not answer. It may be restarting; trying again helps." });
+      throw new ApiError({ message: "The server does not answer; it may be restarting." });
     }
     if (response.ok) return response;
     const error = await errorOf(response);

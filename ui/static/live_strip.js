@@ -85,7 +85,7 @@ export class LiveStrip {
   #letGo() {
     if (!this.#isBehind || this.#list.matches(HELD)) return;
     this.#isBehind = false;
-    this.#list.scrollTo({ left: 0, behavior: STILL.matches ? "instant" : "smooth" });
+    this.#list.scrollLeft = 0; // at once: a card that comes would end a smooth way there
   }
 
   get #list() {

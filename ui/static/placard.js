@@ -5,7 +5,7 @@ import { withAdvice } from "./advice.js";
 import { cameraTrouble, closeCamera, openCamera, watch } from "./camera_watch.js";
 import { passFocusOn } from "./focus.js";
 import { asTheServerSees, decoded } from "./framed.js";
-import { drawLabel, labelAddress } from "./label.js";
+import { codeAddress, drawLabel } from "./label.js";
 import { dataUrl, intake } from "./media.js";
 import { MARKUP, PARTS } from "./placard_markup.js";
 import { writeLabel } from "./placard_writer.js";
@@ -139,7 +139,7 @@ class Placard extends HTMLElement {
     } catch (problem) {
       if (watching.signal.aborted) return false; // ended before it had begun
       this.#watching = null;
-      if (this.isWall) this.#showLabel({ title: "Please wait", text: `${cameraTrouble(problem)} ${BY_ITSELF}` });
+      if (this.isWall) this.#pause(cameraTrouble(problem));
       else this.#tell(`${cameraTrouble(problem)} Then try again, or choose a picture.`);
       return false;
     }
@@ -237,6 +237,7 @@ class Placard extends HTMLElement {
     } catch (problem) {
       if (problem.name === "AbortError") return true;
       this.#isWriting = false;
+      if (this.isWall) return this.#pause(problem.message), false;
       this.#tell(this.#watching ? `${sentence(problem.message)} ${BY_ITSELF}` : withAdvice(problem, NEXT));
       if (problem.isRefusal && !this.#watching) this.#unhang(); // it is no picture
       if (!begun || !this.#picture) this.#showLabel(); // a label must not hang beside another picture
@@ -264,12 +265,13 @@ class Placard extends HTMLElement {
 
   async #showCode(label) {
     const { code } = this.#parts;
-    const address = await labelAddress(label, this.#home);
+    const address = await codeAddress(label, this.#home);
     if (label !== this.#label) return; // another picture hangs there by now
-    const query = new URLSearchParams({ text: address });
-    code.querySelector("a").href = address;
+    const query = new URLSearchParams({ text: address.code });
+    code.querySelector("a").href = address.whole;
+    code.style.setProperty("--dense", Math.max(1, Math.sqrt(address.code.length / 430)).toFixed(2)); // signs of one size
     code.querySelector("img").src = new URL(`../qr.svg?${query}`, import.meta.url);
-    code.querySelector("figcaption").textContent = LOOPBACK.test(new URL(address).host)
+    code.querySelector("figcaption").textContent = LOOPBACK.test(new URL(address.whole).host)
       ? "Take this label home. Phones reach it when this page is opened by the machine's network name."
       : "Take this label home: point your phone here.";
     code.hidden = this.#hangs === "camera";
@@ -281,6 +283,11 @@ class Placard extends HTMLElement {
   }
 
   // ---- the wall ------------------------------------------------------------------------------------------------------
+
+  // People who stand before a wall can do nothing: its label asks for their patience.
+  #pause(why) {
+    this.#showLabel({ title: "Please wait", text: `${sentence(why)} ${BY_ITSELF}` });
+  }
 
   async #beginWall() {
     this.firstElementChild.classList.add("on-wall");
