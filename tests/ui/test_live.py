@@ -186,6 +186,26 @@ def test_reading_aloud_takes_voices_of_this_device_only(browser: Any, served_ui:
     visit.close()
 
 
+def test_a_device_without_voices_says_so(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script("speechSynthesis.getVoices = () => [{ name: 'far', localService: false, lang: 'en' }]")
+    page = visit.open("/ui")
+    page.wait_for_selector(".live-stage")
+    page.keyboard.press("r")
+    page.get_by_text("This device has no voice of its own to read with.").wait_for()
+    visit.close()
+
+
+def test_an_interval_is_the_one_that_stands_there(visit: Callable[..., Visit]):
+    page = visit().page
+    mode(page, "Every …")
+    field = page.locator(".prompt-every input")
+    for typed, kept in (("0", "0.2"), ("", "2"), ("7", "7")):
+        field.fill(typed)
+        field.blur()
+        assert field.input_value() == kept
+
+
 def test_what_is_asked_can_be_changed_in_mid_stream(visit: Callable[..., Visit]):
     page = start(visit())
     said(page, SCENES)

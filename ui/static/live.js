@@ -16,6 +16,7 @@ import { LiveStrip } from "./live_strip.js";
 import { LiveWall } from "./live_wall.js";
 import { LiveWords } from "./live_words.js";
 import { intake } from "./media.js";
+import { PassingWords } from "./passing_words.js";
 import { readable } from "./readable.js";
 import { sentence } from "./sentences.js";
 import { isForPage } from "./shortcuts.js";
@@ -45,8 +46,8 @@ class Live extends HTMLElement {
     });
     this.#words = new LiveWords(this.querySelectorAll(".live-words"), [this.#$(".live-stage"), this.#$(".live-beside")]);
     this.#figures = new LiveFigures(this.#$(".live-figures"));
-    const [stage, button, figures] = [".live-stage", "[data-do=wall]", ".live-figures"].map((each) => this.#$(each));
-    this.#wall = new LiveWall(this, { stage, button, figures });
+    const [stage, button, ...guests] = [".live-stage", "[data-do=wall]", ".live-figures", ".live-said"].map((each) => this.#$(each));
+    this.#wall = new LiveWall(this, { stage, button, guests });
     this.#strip = new LiveStrip(this.#$(".live-strip"), this.#history, {
       copy: (text) => this.#copy(text),
       onRate: (entry) => {
@@ -55,6 +56,7 @@ class Live extends HTMLElement {
       },
     });
     this.#announcer = new Announcer(this.#$(".live-aloud"));
+    this.#passing = new PassingWords(this.#$(".live-said"));
     this.#listen();
     this.#prompt.load().catch((error) => this.#warn(error.message));
   }
@@ -69,6 +71,7 @@ class Live extends HTMLElement {
   #figures;
   #strip;
   #announcer;
+  #passing;
 
   // ---- start and stop ------------------------------------------------------------------------------------------------
 
@@ -180,7 +183,7 @@ class Live extends HTMLElement {
     this.#figures.response(figures);
     this.#speech.say(words);
     const capturedAt = capturedMs === null ? Date.now() : Date.now() - (performance.now() - capturedMs);
-    const [prompt, model] = [asked ?? this.#prompt.words, this.#session?.model ?? ""];
+    const [prompt, model] = [this.#prompt.wordsOf(asked), this.#session?.model ?? ""];
     const sessionId = this.#session?.client.sessionId ?? "";
     const { text, response_id: responseId } = event;
     const answer = { text, shown: words, prompt, model, responseId, sessionId, capturedAt, figures };
@@ -263,17 +266,14 @@ class Live extends HTMLElement {
     box.dispatchEvent(new Event("change"));
   }
 
-  #readAloud(on) {
+  async #readAloud(on) {
     this.#speech.set(on);
     this.#$("[data-do=aloud]").setAttribute("aria-pressed", on);
+    if (on && !(await this.#speech.hasVoice())) this.#passing.say("This device has no voice of its own to read with.");
   }
 
-  #saying = 0;
-
   async #copy(text) {
-    this.#$(".live-said").textContent = (await copy(text)) ? "Copied" : "The browser did not let it be copied.";
-    clearTimeout(this.#saying);
-    this.#saying = setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
+    this.#passing.say((await copy(text)) ? "Copied" : "The browser did not let it be copied.");
   }
 
   async #showCameras(deviceId) {

@@ -7,14 +7,13 @@ export class LiveWall {
   #live;
   #stage;
   #button;
-  #figures;
-  #place; // of the figures beside the stage
+  #guests; // [element, its place beside the stage]
   #idle = 0;
 
-  /** @param live <beholder-live>; @param parts {stage, button, figures} within it */
-  constructor(live, { stage, button, figures }) {
-    this.#live = live;
-    [this.#stage, this.#button, this.#figures, this.#place] = [stage, button, figures, figures.parentElement];
+  /** @param live <beholder-live>; @param parts {stage, button, guests} within it: guests come along onto the wall */
+  constructor(live, { stage, button, guests }) {
+    [this.#live, this.#stage, this.#button] = [live, stage, button];
+    this.#guests = guests.map((guest) => [guest, guest.parentElement]);
     document.addEventListener("fullscreenchange", () => {
       if (!document.fullscreenElement && this.on) this.set(false);
     });
@@ -31,7 +30,8 @@ export class LiveWall {
     [dataset.wall, dataset.wallNumbers] = [on, false];
     document.documentElement.classList.toggle("live-on-wall", on);
     this.#button.setAttribute("aria-pressed", on);
-    (on ? this.#stage : this.#place).append(this.#figures); // a full screen shows nothing outside of what fills it
+    // A full screen shows nothing outside of what fills it.
+    for (const [guest, place] of this.#guests) (on ? this.#stage : place).append(guest);
     if (on) document.activeElement?.blur(); // controls that have the focus would stay
     else if (document.activeElement === document.body) this.#button.focus({ preventScroll: true });
     this.wake();
