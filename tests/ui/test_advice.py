@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from browser import PICTURES, Visit
+from browser import PHONE, PICTURES, Visit
 
 KIOSK: Final = "/ui/own/kiosk.html"
 SAID: Final = "the server says so"
@@ -53,6 +53,22 @@ def test_every_page_says_what_to_do_next(
     error = page.locator(".placard-error:visible")
     error.wait_for()
     assert error.inner_text() == told.format(again="Write it again", other="Choose another picture")
+
+
+def test_on_a_phone_what_went_wrong_comes_into_view(visit: Callable[..., Visit]) -> None:
+    begun = visit("/ui/#picture", viewport=PHONE)
+    begun.expect_errors("Failed to load resource")
+    page = begun.page
+    page.wait_for_selector("beholder-picture > *")
+    refuse(page, 500)
+    page.set_input_files(".picture-files", str(PICTURES / "kitchen.jpg"))
+    page.wait_for_function(
+        """() => {
+          const bottom = (selector) => document.querySelector(selector)?.getBoundingClientRect().bottom;
+          const field = document.querySelector(".picture-ask").getBoundingClientRect();
+          return bottom(".turn-error") > 0 && bottom(".turn-error") <= field.top;
+        }"""
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
-from browser import LAPTOP, PHONE, PICTURES, Visit, camera_file, chromium, shifted, watch_shifts
+from browser import CLIPS, LAPTOP, PHONE, PICTURES, Visit, camera_file, chromium, shifted, watch_shifts
 
 LYING: Final = {"width": 740, "height": 360}
 TABLET: Final = {"width": 820, "height": 1180}
@@ -116,6 +116,22 @@ def test_on_a_phone_that_lies_on_its_side_picture_and_words_are_whole(
     state = box(page, ".head-watching")
     assert tabs["x"] + tabs["width"] <= state["x"], "the head is one line, in which nothing overlaps"
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def test_a_picture_is_shown_whole_and_what_the_model_sees_can_be_scrolled_to(visit: Callable[..., Visit]) -> None:
+    page = open_tab(visit(viewport=LYING), "Picture")
+    page.set_input_files(".picture-files", [str(PICTURES / "gallery.jpg"), str(CLIPS / "car.mp4")])
+    page.wait_for_selector(".turn[data-state=done]")
+    stage = page.locator(".picture-stage")
+    fits = "stage => stage.scrollHeight <= stage.clientHeight"
+    assert stage.evaluate(fits)
+    page.get_by_role("button", name="Show clip 2").click()
+    page.wait_for_selector("video.picture-own")
+    assert stage.evaluate(fits)
+    page.get_by_text("As the model sees it").click()
+    page.wait_for_selector(".seen-film img")
+    stage.focus()
+    assert page.evaluate("document.activeElement.className") == "picture-stage"
 
 
 def test_on_a_very_large_screen_everything_is_larger(visit: Callable[..., Visit]) -> None:

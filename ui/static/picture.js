@@ -145,6 +145,8 @@ class Picture extends HTMLElement {
     if (!seen && (stage.medium !== medium || stage.dataset.view !== "own")) stage.replaceChildren(ownView(medium));
     stage.medium = medium;
     stage.dataset.view = seen ? "seen" : "own";
+    if (seen) stage.tabIndex = 0; // tiles and frames may be more than it has room for
+    else stage.removeAttribute("tabindex");
     const numbers = this.querySelector(".picture-numbers");
     try {
       const preview = await medium.preview();
@@ -216,7 +218,7 @@ class Picture extends HTMLElement {
     const running = this.#conversation.running;
     this.#updateTurns();
     if (isNew || atEnd) turns.scrollTo(0, turns.scrollHeight);
-    if ((isNew || turn.state === "done") && NARROW.matches) view.element.scrollIntoView({ block: "end" });
+    if ((isNew || !running) && NARROW.matches) view.element.scrollIntoView({ block: "end" });
     this.#showRunning();
     this.#reader.hear(turn.error ? sentence(turn.error.message) : turn.answer, !running);
     if (turn.state === "done") this.#show(); // tells what was cached

@@ -14,9 +14,9 @@ export const MARKUP = `
         <p class="picture-promise">They are sent to this server only, and forgotten.</p>
       </div>
       <div class="picture-filled" hidden>
-        <div class="picture-stage"></div>
+        <div class="picture-stage" role="group" aria-label="What is shown"></div>
         <div class="picture-bar">
-          <div class="segments" role="radiogroup" aria-label="What is shown">
+          <div class="segments" role="radiogroup" aria-label="Whose view">
             <label><input type="radio" name="picture-view" value="own" checked>As you see it</label>
             <label><input type="radio" name="picture-view" value="seen">As the model sees it</label>
           </div>
