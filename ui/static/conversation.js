@@ -29,11 +29,11 @@ export class Conversation extends EventTarget {
     await this.#answer(turn, {});
   }
 
-  /** Answers the last turn again: differently if it was answered, the same way if it failed. */
+  /** Answers the last turn again: differently if it was answered, the same way if it failed or was stopped before its first word. */
   async again() {
     const turn = this.turns.at(-1);
     if (!turn || this.running) return;
-    const sampling = turn.state === "failed" ? {} : { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] };
+    const sampling = turn.state === "failed" || !turn.answer ? {} : { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] };
     Object.assign(turn, { answer: "", state: "asking", error: null, facts: null });
     await this.#answer(turn, sampling);
   }
@@ -101,11 +101,11 @@ export class Conversation extends EventTarget {
   async #send(turn, sampling, signal) {
     const json = { stream: true, stream_options: { include_usage: true }, ...sampling };
     try {
-      return await call("/v1/chat/completions", { json: { ...json, messages: await this.#messages(turn) }, signal });
+      return await call("/v1/chat/completions", { json: { ...json, messages: await unlessStopped(this.#messages(turn), signal) }, signal });
     } catch (error) {
       if (!(error instanceof ApiError) || error.code !== "image_not_found") throw error;
       for (const medium of this.#media()) medium.forget();
-      return call("/v1/chat/completions", { json: { ...json, messages: await this.#messages(turn) }, signal });
+      return call("/v1/chat/completions", { json: { ...json, messages: await unlessStopped(this.#messages(turn), signal) }, signal });
     }
   }
 
@@ -170,5 +170,15 @@ const partOf = (medium) =>
   medium.part().catch((error) => {
     throw error instanceof ApiError ? Object.assign(error, { medium }) : error;
   });
+
+// Uploads go on, and are there when it is asked again; but nobody waits for them.
+function unlessStopped(promise, signal) {
+  return new Promise((resolve, reject) => {
+    const stopped = () => reject(signal.reason);
+    if (signal.aborted) stopped();
+    signal.addEventListener("abort", stopped);
+    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", stopped));
+  });
+}
 
 const sum = (items, name) => items.reduce((total, item) => total + item[name], 0);

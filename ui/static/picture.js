@@ -148,13 +148,14 @@ class Picture extends HTMLElement {
     if (seen) stage.tabIndex = 0; // tiles and frames may be more than it has room for
     else stage.removeAttribute("tabindex");
     const numbers = this.querySelector(".picture-numbers");
+    if (!medium.tokens) numbers.textContent = "The server is looking at it …";
+    numbers.classList.remove("bad");
     try {
       const preview = await medium.preview();
       if (this.#shown !== medium) return;
       const stillSeen = stage.dataset.view === "seen";
       const said = showSeen(stillSeen ? stage : document.createElement("div"), preview);
       numbers.textContent = `${said} ${cacheNote(medium)}`;
-      numbers.classList.remove("bad");
     } catch (error) {
       if (error.isRefusal && this.#pending.includes(medium)) return this.#refuse(medium, error);
       if (this.#shown !== medium) return;

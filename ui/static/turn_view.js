@@ -49,7 +49,7 @@ export class TurnView {
     if (error) this.#parts.error.textContent = withAdvice(error, NEXT);
     this.#parts.copy.hidden = !answer || state === "answering";
     this.#parts.again.hidden = !isLast;
-    this.#parts.again.textContent = state === "failed" ? "Ask again" : "Another answer";
+    this.#parts.again.textContent = state === "failed" || !answer ? "Ask again" : "Another answer";
     this.#parts.facts.textContent = state === "stopped" ? "Stopped." : facts ? inWords(facts) : "";
   }
 
