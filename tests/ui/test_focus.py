@@ -81,7 +81,8 @@ def test_other_settings_while_it_runs_take_no_focus_away(visit: Callable[..., Vi
     page.evaluate(
         """() => { window.phases = [];
           const live = document.querySelector("beholder-live");
-          new MutationObserver(() => phases.push(live.dataset.phase)).observe(live, { attributeFilter: ["data-phase"] });
+          const watch = new MutationObserver(() => phases.push(live.dataset.phase));
+          watch.observe(live, { attributeFilter: ["data-phase"] });
           window.first = document.querySelector("video").srcObject; }"""
     )
     page.get_by_label("Size of the pictures").focus()

@@ -188,7 +188,7 @@ def test_reading_aloud_takes_voices_of_this_device_only(browser: Any, served_ui:
 
 def test_a_device_without_voices_says_so(browser: Any, served_ui: Served):
     visit = Visit(browser, served_ui.url)
-    visit.context.add_init_script("speechSynthesis.getVoices = () => [{ name: 'far', localService: false, lang: 'en' }]")
+    visit.context.add_init_script("speechSynthesis.getVoices = () => [{ name: 'far', localService: false }]")
     page = visit.open("/ui")
     page.wait_for_selector(".live-stage")
     page.keyboard.press("r")

@@ -30,8 +30,8 @@ TEXTS: Final = [
 ]
 
 ENTRIES: Final = """(texts) => texts.map((text, index) => ({
-  id: index + 1, text, shown: text, prompt: "What, exactly?", model: "m", responseId: `r${index}`, times: 1, starred: false,
-  rating: null, firstAt: 1.7e12 + 900 * index, lastAt: 1.7e12 + 900 * index, thumbnail: "", figures: {} }))"""
+  id: index + 1, text, shown: text, prompt: "What, exactly?", model: "m", responseId: `r${index}`, times: 1,
+  starred: false, rating: null, firstAt: 1.7e12 + 900 * index, lastAt: 1.7e12 + 900 * index, thumbnail: "", figures: {} }))"""
 
 
 @pytest.fixture
@@ -163,3 +163,12 @@ def test_the_newest_is_kept_when_all_others_have_a_star(page: Any) -> None:
         }}"""
     )
     assert kept[:2] == [1000, "last"]
+
+
+@pytest.mark.parametrize(
+    ("timings", "shown"), [({"tpot_ms": 5, "total_ms": 90}, 200), ({"tpot_ms": 0, "total_ms": 40}, 125)]
+)
+def test_words_that_come_all_at_once_have_a_speed_too(page: Any, timings: dict[str, float], shown: float) -> None:
+    event = {"usage": {"output_tokens": 5}, "timings": {"ttft_ms": 30, **timings}}
+    figures = page.evaluate("async (event) => (await import('./own/live_figures.js')).figuresOf(event, 5)", event)
+    assert figures["tokensPerS"] == shown

@@ -112,7 +112,8 @@ export async function errorOf(response) {
     const { error } = await response.json();
     return new ApiError({ ...found, retryAfterS, message: error.message, code: error.code ?? "", param: error.param });
   } catch {
-    return new ApiError({ ...found, retryAfterS, message: UNSAID[response.status] ?? `The server answered ${response.status}.` });
+    const message = UNSAID[response.status] ?? `The server answered ${response.status}.`;
+    return new ApiError({ ...found, retryAfterS, message });
   }
 }
 

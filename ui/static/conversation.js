@@ -29,11 +29,12 @@ export class Conversation extends EventTarget {
     await this.#answer(turn, {});
   }
 
-  /** Answers the last turn again: differently if it was answered, the same way if it failed or was stopped before its first word. */
+  /** Answers the last turn again: differently if there is an answer, the same way if it failed or had no word yet. */
   async again() {
     const turn = this.turns.at(-1);
     if (!turn || this.running) return;
-    const sampling = turn.state === "failed" || !turn.answer ? {} : { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] };
+    const isAnswered = turn.state !== "failed" && turn.answer;
+    const sampling = isAnswered ? { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] } : {};
     Object.assign(turn, { answer: "", state: "asking", error: null, facts: null });
     await this.#answer(turn, sampling);
   }
@@ -99,13 +100,17 @@ export class Conversation extends EventTarget {
 
   // Uploads may have been forgotten by a restarted server: then they are sent again, once.
   async #send(turn, sampling, signal) {
-    const json = { stream: true, stream_options: { include_usage: true }, ...sampling };
+    const options = { stream: true, stream_options: { include_usage: true }, ...sampling };
+    const sent = async () => {
+      const messages = await unlessStopped(this.#messages(turn), signal);
+      return call("/v1/chat/completions", { json: { ...options, messages }, signal });
+    };
     try {
-      return await call("/v1/chat/completions", { json: { ...json, messages: await unlessStopped(this.#messages(turn), signal) }, signal });
+      return await sent();
     } catch (error) {
       if (!(error instanceof ApiError) || error.code !== "image_not_found") throw error;
       for (const medium of this.#media()) medium.forget();
-      return call("/v1/chat/completions", { json: { ...json, messages: await unlessStopped(this.#messages(turn), signal) }, signal });
+      return sent();
     }
   }
 
