@@ -31,7 +31,8 @@ TEXTS: Final = [
 
 ENTRIES: Final = """(texts) => texts.map((text, index) => ({
   id: index + 1, text, shown: text, prompt: "What, exactly?", model: "m", responseId: `r${index}`, times: 1,
-  starred: false, rating: null, firstAt: 1.7e12 + 900 * index, lastAt: 1.7e12 + 900 * index, thumbnail: "", figures: {} }))"""
+  starred: false, rating: null, firstAt: 1.7e12 + 900 * index, lastAt: 1.7e12 + 900 * index, thumbnail: "",
+  figures: {} }))"""
 
 
 @pytest.fixture
