@@ -2,6 +2,7 @@
 
 import { Announcer } from "./announcer.js";
 import { Awake } from "./awake.js";
+import { CameraChoice } from "./camera_choice.js";
 import { copy } from "./clipboard.js";
 import { passFocusOn } from "./focus.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
@@ -10,7 +11,7 @@ import { actionOf } from "./live_keys.js";
 import { markup } from "./live_markup.js";
 import { LivePrompt } from "./live_prompt.js";
 import { LiveSession } from "./live_session.js";
-import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
+import { camerasAllowed, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
 import { LiveWall } from "./live_wall.js";
@@ -55,6 +56,7 @@ class Live extends HTMLElement {
         if (client?.sessionId === entry.sessionId) client?.feedback(entry.responseId, entry.rating); // others are forgotten
       },
     });
+    this.#cameras = new CameraChoice(this.#$("[name=camera]"), this.#$("[data-do=flip]"));
     this.#announcer = new Announcer(this.#$(".live-aloud"));
     this.#passing = new PassingWords(this.#$(".live-said"));
     this.#listen();
@@ -70,6 +72,7 @@ class Live extends HTMLElement {
   #wall;
   #figures;
   #strip;
+  #cameras;
   #announcer;
   #passing;
 
@@ -119,7 +122,7 @@ class Live extends HTMLElement {
     const [video, image] = [this.#$("video"), this.#$(".live-picture img")];
     if (kind === "file") return openFile(video, image, file, signal);
     if (kind === "screen") return openScreen(video, signal);
-    return openCamera(video, { deviceId: this.#$("[name=camera]").value, facing: this.#facing, side: this.#side, signal });
+    return openCamera(video, { ...this.#cameras.wanted, side: this.#side, signal });
   }
 
   #begin() {
@@ -132,7 +135,7 @@ class Live extends HTMLElement {
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
     this.style.setProperty("--live-ratio", source.width / source.height);
-    if (source.kind === "camera") this.#showCameras(source.deviceId);
+    if (source.kind === "camera") this.#cameras.show(source);
     this.#words.clear();
 
     const session = new LiveSession(source, {
@@ -235,11 +238,7 @@ class Live extends HTMLElement {
       file: () => this.#$("[name=file]").click(),
       stop: () => this.stop(),
       snap: () => this.#session?.snap(),
-      flip: () => {
-        this.#$("[name=camera]").value = "";
-        this.#facing = this.#source?.facing === "environment" ? "user" : "environment";
-        this.start("camera");
-      },
+      flip: () => (this.#cameras.flip(), this.start("camera")),
       mirror: () => this.#toggle("mirror"),
       aloud: () => this.#toggle("aloud"),
       wall: () => this.#wall.set(!this.#wall.on),
@@ -275,19 +274,6 @@ class Live extends HTMLElement {
   async #copy(text) {
     this.#passing.say((await copy(text)) ? "Copied" : "The browser did not let it be copied.");
   }
-
-  async #showCameras(deviceId) {
-    const cameras = await listCameras();
-    const select = this.#$("[name=camera]");
-    select.replaceChildren(
-      new Option("The browser's choice", ""),
-      ...cameras.map(({ deviceId: id, label }) => new Option(label, id)),
-    );
-    select.value = deviceId;
-    this.#$("[data-do=flip]").hidden = cameras.length < 2;
-  }
-
-  #facing = "environment"; // where there are two, the one that looks at what the visitor looks at
 
   get #side() {
     return Number(this.#$("[name=side]").value);
