@@ -97,6 +97,21 @@ def test_on_a_phone_a_picture_has_its_room_before_it_comes(visit: Callable[..., 
     assert len(heights) == 1
 
 
+def test_on_a_phone_an_answer_moves_no_picture(visit: Callable[..., Visit]) -> None:
+    page = open_tab(visit(viewport=PHONE), "Picture")
+    page.set_input_files(".picture-files", str(PICTURES / "kitchen.jpg"))
+    page.wait_for_selector(".turn[data-state=done]")
+    numbers = page.locator(".picture-numbers")
+    numbers.filter(has_text="from the cache").wait_for()
+    tall = box(page, ".picture-numbers")["height"]
+    page.get_by_role("button", name="Begin anew").click()
+    page.route("**/v1/chat/completions", lambda route: None)  # leaves it without an answer
+    page.set_input_files(".picture-files", str(PICTURES / "kitchen.jpg"))
+    numbers.filter(has_text="64 tokens").wait_for()
+    assert "cache" not in numbers.inner_text()
+    assert box(page, ".picture-numbers")["height"] == tall
+
+
 @pytest.mark.parametrize("viewport", [LYING, {"width": 667, "height": 375}, {"width": 915, "height": 412}], ids=str)
 def test_on_a_phone_that_lies_on_its_side_picture_and_words_are_whole(
     visit: Callable[..., Visit], viewport: dict[str, int]
