@@ -50,6 +50,24 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
     assert (session["temperature"], session["trigger"]["mode"]) == (None, "manual")
 
 
+def test_an_update_changes_one_field_of_the_trigger_and_another_mode_begins_with_its_defaults(driven: Driven) -> None:
+    def trigger(**fields: object) -> tuple[object, ...]:
+        driven.update(trigger=fields)
+        return tuple(driven.of("session.updated")[-1]["session"]["trigger"].values())
+
+    assert trigger(mode="on_change", interval_ms=300) == ("on_change", 300, 4)
+    assert trigger(change_threshold=9) == ("on_change", 300, 9)
+    assert trigger(mode="on_change") == ("on_change", 300, 9)
+    assert trigger(interval_ms=None) == ("on_change", 0, 9)
+    assert trigger() == ("on_change", 0, 9)
+    assert trigger(mode="interval") == ("interval", 1000, 4)
+    assert trigger(interval_ms=20) == ("interval", 20, 4)
+    assert trigger(mode="continuous") == ("continuous", 0, 4)
+    assert trigger(mode=None) == ("manual", 0, 4)
+    driven.update(trigger={"interval_ms": 5})
+    assert "has no meaning with the trigger manual" in driven.error["message"]
+
+
 @pytest.mark.parametrize(
     ("session", "param"),
     [
