@@ -20,8 +20,8 @@ _REASONS: Final = {"cancelled": "client_cancelled", "incomplete": "max_output_to
 class Response:
     """A response that runs, and what it has said.
 
-    `item`: what it becomes in the conversation. `frame`: the camera's picture that it was given. `whose`: the items that
-    it answers, by their places in the chat.
+    `item`: what it becomes in the conversation. `frame`: the camera's picture that it was given. `whose`: the items
+    that it answers, by their places in the chat.
     """
 
     id: str
