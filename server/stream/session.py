@@ -68,11 +68,13 @@ class Session(Triggered):
         return min(at_s for at_s in times if at_s is not None)
 
     def attach(self, now_s: float) -> None:
-        """A connection has come back."""
+        """A connection has come: the first one, another one after that was lost, or one that takes over."""
+        was_detached = self.state is State.DETACHED
         super().attach(now_s)
-        self._due_s = now_s
-        self._reference = b""
-        self._advance(now_s)
+        if was_detached:
+            self._due_s = now_s
+            self._reference = b""
+            self._advance(now_s)
 
     def drain(self, grace_s: float, now_s: float) -> None:
         """The server is about to end: finish what runs, start nothing."""
