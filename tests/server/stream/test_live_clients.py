@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,6 +110,25 @@ def test_javascript_reports_a_refusal(serve: Any, execute: Run, pictures: list[s
     assert "the engine stopped" in done.stderr
 
 
+def test_javascript_says_what_is_wrong_and_ends(
+    server: Any, execute: Run, pictures: list[str], tmp_path: Path, service: Any
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        done = execute(server, *node(), *pictures, BEHOLDER_URL=nobody)
+    assert (done.returncode, done.stderr.strip()) == (1, f"no answer from {nobody}")
+    done = execute(server, *node(), str(tmp_path / "nowhere.jpg"))
+    assert done.returncode == 1
+    assert "no such file" in done.stderr
+    assert "at " not in done.stderr  # a line, and no trace
+    (tmp_path / "page.html").write_text("<h1>no picture</h1>")
+    done = execute(server, *node(), str(tmp_path / "page.html"), pictures[0])
+    assert done.returncode == 0
+    assert "cannot be read" in done.stderr
+    assert done.stdout.count(f"{TEXT}   [completed]") == 1
+
+
 SCRIPT = """
 import { live } from "%s";
 const sockets = [];
@@ -174,6 +194,15 @@ def test_shell_questions_may_hold_quotes(server: Any, execute: Run, pictures: li
     done = ask_by_shell(execute, server, pictures[0], question, str(command))
     assert done.stdout.strip() == TEXT, done.stdout + done.stderr
     assert question in [getattr(part, "text", None) for part in service.last[0][0].content]
+
+
+def test_shell_answers_are_text_and_not_json(server: Any, execute: Run, pictures: list[str], service: Any) -> None:
+    command = Path(sys.executable).with_name("websockets")
+    if not command.exists():
+        pytest.skip("no websockets here")
+    service.words = ('A "red"\nsquare', " \\ a line.")
+    done = ask_by_shell(execute, server, pictures[0], "What?", str(command))
+    assert done.stdout.strip() == 'A "red" square \\ a line.'
 
 
 def test_shell_names_the_programs_it_lacks(server: Any, execute: Run, pictures: list[str], tmp_path: Path) -> None:
