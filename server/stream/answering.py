@@ -38,6 +38,7 @@ class Asked:
     ask: Ask
     question: Question
     received_s: float
+    event_id: str | None
 
 
 class Answering(Lifetime[Response]):

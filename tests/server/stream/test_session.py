@@ -604,11 +604,11 @@ def test_closing_finishes_what_was_asked_for(driven: Driven) -> None:
 def test_draining_finishes_what_runs_and_starts_nothing(driven: Driven) -> None:
     driven.update(trigger={"mode": "continuous"})
     driven.frame()
-    driven.say("response.create")
+    driven.say("response.create", event_id="q")
     driven.session.drain(5.0, driven.now)
     driven.take()
     assert driven.of("session.going_away")[0]["reason"] == "draining"
-    assert driven.error["code"] == "draining"
+    assert (driven.error["code"], driven.error["event_id"]) == ("draining", "q")
     driven.frame()
     driven.deltas("last words")
     assert driven.of("response.done")[-1]["text"] == "last words"
