@@ -280,12 +280,13 @@ def _in_plain_words(name: str) -> Iterator[None]:
     """FFmpeg's errors as ours."""
     import av
 
+    started = time.monotonic()
     try:
         yield
     except (BeholderError, MemoryError):
         raise
     except Exception as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        if isinstance(error, av.error.ExitError):
+        if isinstance(error, av.error.ExitError) or time.monotonic() - started >= _TIMEOUT_S:  # RTSP calls it otherwise
             reason = f"nothing came for {_TIMEOUT_S:g} s"
         raise ClientError(f"{name} cannot be read: {reason}", code="bad_source") from error

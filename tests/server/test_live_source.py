@@ -489,3 +489,13 @@ def test_rtsp() -> None:
         server.shutdown()
         server.server_close()
     assert len({number_of(frame.image) for frame in found}) == 3
+
+
+def test_a_camera_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_source, "_TIMEOUT_S", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # connections are made, and nobody answers
+        for scheme in ("http", "rtsp"):
+            with pytest.raises(ClientError, match=r"nothing came for 0\.2 s"):
+                frames_of(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/camera")
