@@ -26,8 +26,11 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
   const state = { id: null, token: null, seq: 0, socket: null, open: null, over: false, begun: false, failure: null };
   const say = (event) => state.socket.send(JSON.stringify(event));
   let caption = "";
-  let open; // resolves when there is a session to send to
-  const close = () => (state.open = new Promise((resolve) => (open = resolve)));
+  let open = null; // resolves `state.open`, on which waits who has something to send and no session to send it to
+  const close = () => {
+    if (!open) state.open = new Promise((resolve) => (open = resolve));
+  };
+  const opens = () => (open = open?.());
   close();
 
   const hear = (event) => {
@@ -64,7 +67,7 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
           say({ type: "session.update", session: { trigger: { mode: "continuous" }, max_tokens: 64, ...session } });
         }
         if (event.type === "session.resumed" || event.type === "session.resync_required") opened = true;
-        if (opened) open();
+        if (opened) opens();
         if (opened || event.type === "error") hear(event); // before that: a session that we do not want
       };
       socket.onerror = () => opened || socket.onclose({ code: 1006, reason: "" }); // Node 20 does not say that it closed

@@ -133,7 +133,12 @@ SCRIPT = """
 import { live } from "%s";
 const sockets = [];
 const Real = WebSocket;
-globalThis.WebSocket = class extends Real { constructor(...given) { super(...given); sockets.push(this); } };
+globalThis.WebSocket = class extends Real {
+  constructor(url, protocols) {
+    super([1, 2].includes(sockets.length) ? process.env.NOBODY : url, protocols);
+    sockets.push(this);
+  }
+};
 const events = [];
 const until = async (what) => { while (!what()) await new Promise((resolve) => setTimeout(resolve, 5)); };
 const all = (type) => events.filter((event) => event.type === type);
@@ -141,7 +146,7 @@ const source = (async function* () {
   yield new Uint8Array([0xff, 0xd8, 1]);
   await until(() => all("response.output_text.delta").length);
   sockets[0].close(4000);  // not a code by which one leaves
-  await until(() => sockets.length > 1);
+  await until(() => sockets.length > 1);  // and nobody answers, twice
   yield new Uint8Array([0xff, 0xd8, 2]);
   await until(() => all("response.done").length > 1);
 })();
@@ -153,7 +158,10 @@ console.log(JSON.stringify(events));
 def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: Any, tmp_path: Path) -> None:
     service.held_after, service.num_held = 1, 1
     (tmp_path / "resume.mjs").write_text(SCRIPT % (CLIENTS / "live.mjs").as_uri())
-    done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        nobody = f"ws://127.0.0.1:{taken.getsockname()[1]}"
+        done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"), NOBODY=nobody)
     assert done.returncode == 0, done.stderr
     events = json.loads(done.stdout)
     assert [event["seq"] for event in events if event["seq"]] == list(range(1, len(events)))
