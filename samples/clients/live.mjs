@@ -10,6 +10,7 @@
 //   Node:  node --experimental-websocket live.mjs picture.jpg another.jpg …
 
 const MAX_BUFFERED = 256 * 1024; // an old frame in the network's queue is worse than none
+const GONE = [4404, 4408, 4410]; // too late to resume, nothing sent for long, as old as sessions may be
 
 /**
  * Starts a session and keeps it through lost connections.
@@ -74,7 +75,7 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
       socket.onclose = ({ code, reason }) => {
         state.socket = socket.onclose = socket.onerror = null;
         close();
-        if (code === 4404) [state.id, state.failure] = [null, null]; // too late: begin another session
+        if (GONE.includes(code)) [state.id, state.failure] = [null, null]; // begin another session
         resolve({ code, reason });
       };
     });
@@ -102,7 +103,7 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
       const { code, reason } = await connection();
       if (code === 1000 || state.over) return sending;
       if (code === 1006 && !state.begun) throw new Error(`no answer from ${url}`);
-      if (code === 4401 || code === 4409 || (state.failure && code !== 4404)) {
+      if (code === 4401 || code === 4409 || state.failure) {
         state.over = true;
         throw new Error(`${code} ${state.failure?.message ?? reason}`);
       }

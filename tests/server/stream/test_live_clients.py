@@ -169,6 +169,26 @@ def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: A
     assert sum(event["type"] == "session.resumed" for event in events) == 1
 
 
+IDLE = """
+import { live } from "%s";
+const events = [];
+const until = async (what) => { while (!what()) await new Promise((resolve) => setTimeout(resolve, 5)); };
+const source = (async function* () {
+  yield new Uint8Array([0xff, 0xd8, 1]);
+  await until(() => events.some((event) => event.error?.code === "idle_timeout"));
+  yield new Uint8Array([0xff, 0xd8, 2]);
+  await until(() => events.filter((event) => event.type === "response.done").length > 1);
+})();
+await live({ url: process.env.BEHOLDER_URL, source, onEvent: (event) => events.push(event) });
+"""
+
+
+def test_javascript_begins_another_session_after_a_long_silence(serve: Any, execute: Run, tmp_path: Path) -> None:
+    (tmp_path / "idle.mjs").write_text(IDLE % (CLIENTS / "live.mjs").as_uri())
+    done = execute(serve(stream_idle_timeout_s=1), *node()[:-1], str(tmp_path / "idle.mjs"))
+    assert done.returncode == 0, done.stderr
+
+
 def ask_by_shell(
     execute: Run, server: Any, picture: str, question: str, client: str
 ) -> subprocess.CompletedProcess[str]:
