@@ -491,6 +491,26 @@ def test_rtsp() -> None:
     assert len({number_of(frame.image) for frame in found}) == 3
 
 
+def test_who_has_seen_enough_does_not_wait_for_a_silent_camera(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_source, "_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(live_source, "_LEAVE_S", 0.05)
+    left = threading.Event()
+
+    def camera(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(jpeg(0))
+        left.wait(PATIENCE_S)
+
+    with http(camera) as url:
+        with LiveSource(url, LIMITS) as live:
+            assert live.newest() is not None
+        assert live._thread.is_alive()
+        left.set()
+        live._thread.join(PATIENCE_S)
+        assert not live._thread.is_alive()
+
+
 def test_a_camera_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_source, "_TIMEOUT_S", 0.2)
     with socket.socket() as silent:
