@@ -120,7 +120,7 @@ def test_a_wall_asks_for_patience_and_goes_on(visit: Callable[..., Visit]) -> No
     page.add_init_script(
         """navigator.mediaDevices.getUserMedia = async () => {
           const canvas = document.createElement("canvas");
-          canvas.getContext("2d").fillRect(0, 0, 99, 99);
+          setInterval(() => canvas.getContext("2d").fillRect(0, 0, 99, 99), 100);
           return canvas.captureStream(10);
         };"""
     )
