@@ -274,6 +274,35 @@ def _write(path: Path, frames: Sequence[Planes], fps: int) -> Path:
     return path
 
 
+# ---- what moves ------------------------------------------------------------------------------------------------------
+
+
+def watch_shifts(page: Any) -> None:
+    """From now on what moves without having been asked to, or because it was, is noted."""
+    page.evaluate(
+        """() => {
+          const name = ({ node }) => node?.className?.baseVal ?? node?.className ?? node?.nodeName ?? "gone";
+          window.shifts = [];
+          window.noteShifts = (entries) =>
+            shifts.push(...entries.map(({ value, sources }) => [value, ...sources.map(name)]));
+          window.shiftWatch = new PerformanceObserver((list) => noteShifts(list.getEntries()));
+          shiftWatch.observe({ type: "layout-shift" });
+        }"""
+    )
+
+
+def shifted(page: Any) -> list[list[Any]]:
+    """What has moved since: `[share of the window, names of what moved …]`. All is drawn before this is told."""
+    found: list[list[Any]] = page.evaluate(
+        """async () => {
+          for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame);
+          noteShifts(shiftWatch.takeRecords());
+          return shifts;
+        }"""
+    )
+    return found
+
+
 # ---- screenshots ----------------------------------------------------------------------------------------------------
 
 

@@ -26,5 +26,6 @@ def answer(scope: Scope) -> Response:
             ClientError(f"text: expected 1 to {MAX_BYTES} bytes, got {len(text.encode())}", code="invalid_value")
         )
     out = io.BytesIO()
-    segno.make(text, error="m", micro=False).save(out, kind="svg", xmldecl=False, border=2, scale=4, omitsize=True)
+    # a screen is never torn or dirty: few spare signs make large ones
+    segno.make(text, error="l", micro=False).save(out, kind="svg", xmldecl=False, border=2, scale=4, omitsize=True)
     return Response(out.getvalue(), media_type="image/svg+xml")

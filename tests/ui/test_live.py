@@ -182,6 +182,64 @@ def test_reading_aloud_takes_voices_of_this_device_only(browser: Any, served_ui:
     visit.close()
 
 
+@pytest.mark.parametrize("facing", ["", "environment"], ids=["unsaid", "said"])
+def test_the_other_camera_is_another_one(browser: Any, served_ui: Served, facing: str):
+    """Phones say which way their cameras look; most others do not."""
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script(
+        """((facing) => {
+          window.wanted = [];
+          const devices = navigator.mediaDevices;
+          const open = devices.getUserMedia.bind(devices);
+          const two = ["one", "two"].map((deviceId) => ({ deviceId, kind: "videoinput", label: deviceId }));
+          devices.enumerateDevices = async () => two;
+          devices.getUserMedia = async ({ video }) => {
+            wanted.push(video);
+            const stream = await open({ video: true });
+            const settings = { deviceId: video.deviceId?.exact ?? "one" };
+            if (facing) settings.facingMode = video.facingMode.ideal;
+            stream.getVideoTracks()[0].getSettings = () => settings;
+            return stream;
+          };
+          const Plain = WebSocket;
+          window.begun = []; // sessions, each once its camera is there
+          window.WebSocket = class extends Plain { constructor(...given) { super(...given); begun.push(this); } };
+        })("""
+        + json.dumps(facing)
+        + ")"
+    )
+    visit.open("/ui")
+    page = start(visit)
+    for presses in (1, 2):
+        page.get_by_role("button", name="Other camera").click()
+        page.wait_for_function("(count) => begun.length === count", arg=presses + 1)
+    if facing:
+        assert page.evaluate("wanted.map((each) => each.facingMode.ideal)") == ["environment", "user", "environment"]
+    else:
+        assert page.evaluate("wanted.map((each) => each.deviceId?.exact)") == [None, "two", "one"]
+    visit.close()
+
+
+def test_a_device_without_voices_says_so(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.context.add_init_script("speechSynthesis.getVoices = () => [{ name: 'far', localService: false }]")
+    page = visit.open("/ui")
+    page.wait_for_selector(".live-stage")
+    page.keyboard.press("r")
+    page.get_by_text("This device has no voice of its own to read with.").wait_for()
+    visit.close()
+
+
+def test_an_interval_is_the_one_that_stands_there(visit: Callable[..., Visit]):
+    page = visit().page
+    mode(page, "Every …")
+    field = page.locator(".prompt-every input")
+    for typed, kept in (("0", "0.2"), ("", "2"), ("7", "7")):
+        field.fill(typed)
+        field.blur()
+        assert field.input_value() == kept
+
+
 def test_what_is_asked_can_be_changed_in_mid_stream(visit: Callable[..., Visit]):
     page = start(visit())
     said(page, SCENES)

@@ -204,6 +204,19 @@ def test_stop_keeps_what_was_said_and_frees_the_engine(browser: Any, own_server:
     begun.close()
 
 
+def test_stop_waits_for_no_upload(page: Any) -> None:
+    uploads: list[Any] = []
+    page.route("**/v1/images", lambda route: uploads.append(route))
+    with page.expect_request("**/v1/images"):
+        bring(page, PICTURES / "kitchen.jpg")
+    page.get_by_role("button", name="Stop").click()
+    answered(page, 1, "stopped")
+    uploads[0].continue_()
+    page.get_by_role("button", name="Ask again").click()
+    assert answered(page, 1)
+    assert len(uploads) == 1, "what is under way is not begun again"
+
+
 def test_nothing_of_an_answer_that_was_left_comes_into_a_new_conversation(browser: Any, own_server: Served) -> None:
     begun = Visit(browser, own_server.url)
     begun.open()

@@ -141,6 +141,34 @@ def test_the_code_brings_the_label_to_a_phone_and_to_no_server(page: Any, visit:
     assert not [url for url in asked if "Penguins" in url or fragment in url.partition("#")[0]]
 
 
+RESTING = "The fox rests upon a pale ledge while evening light gathers around its russet fur, and visitors before "
+"""A part of a label as museums write them."""
+
+
+@pytest.mark.parametrize(
+    ("text", "wall"),
+    [(RESTING * 4, False), (RESTING * 4, True), ("".join(chr(0x4E00 + 37 * n % 9000) for n in range(700)), False)],
+    ids=["page", "wall", "very-long"],
+)
+def test_codes_of_long_labels_can_be_read_from_a_common_screen(page: Any, text: str, wall: bool) -> None:
+    """Of one pixel a pixel. What is too long for a code is cut there, and whole in the address beside it."""
+    fields = {"title": "A Fox at Rest", "artist": None, "year": 1874, "medium": "oil on canvas", "text": text}
+    answer_with(page, [(json.dumps(fields, ensure_ascii=False), -0.1)])
+    hang(page, PICTURES / "gallery.jpg")
+    if wall:
+        page.get_by_role("button", name="Hang it on the wall").click()
+        page.wait_for_selector(".placard.on-wall")
+    read, whole = code(page), page.locator(".placard-code a").get_attribute("href")
+    texts = []
+    for address in (whole, read):
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector(".label-text")
+        texts.append(page.locator(".label-text").inner_text())
+    assert texts[0] == text.strip()
+    assert texts[1] == texts[0] or (len(whole) > 900 and text.startswith(texts[1].removesuffix(" …")))
+
+
 @pytest.mark.parametrize("compressed", [True, False])
 def test_labels_survive_their_addresses(visit: Callable[..., Visit], compressed: bool) -> None:
     page = visit(KIOSK.replace("kiosk", "label")).page

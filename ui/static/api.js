@@ -6,6 +6,15 @@ export const BASE = new URL("../../", import.meta.url);
 
 const KEY = "beholder.key";
 const REFUSALS = [400, 413, 415, 422];
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 4000;
+const UNSAID = {
+  // Of what stands before the server, which has no words for the visitor: a proxy.
+  413: "What was sent is larger than what stands before the server lets through.",
+  502: "The server behind this address does not answer. It may be restarting.",
+  503: "The server behind this address cannot answer at the moment.",
+  504: "The server behind this address took too long to answer.",
+};
 let kept = ""; // the key, where nothing can be stored
 let asking = null; // one question at a time, whoever needs the key
 
@@ -19,6 +28,11 @@ export class ApiError extends Error {
   /** Whether what was sent is at fault: the same again would be refused again. */
   get isRefusal() {
     return REFUSALS.includes(this.status);
+  }
+
+  /** Whether the same may go well a little later: there was no answer, or the server had no time or was in trouble. */
+  get mayPass() {
+    return this.status === 0 || this.status === 429 || this.status >= 500;
   }
 }
 
@@ -67,7 +81,7 @@ export async function call(path, { json, headers = {}, ...options } = {}) {
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError({ message: "The server does not answer. It may be restarting; trying again helps." });
+      throw new ApiError({ message: "The server does not answer; it may be restarting." });
     }
     if (response.ok) return response;
     const error = await errorOf(response);
@@ -78,6 +92,18 @@ export async function call(path, { json, headers = {}, ...options } = {}) {
 /** The JSON body of a call. */
 export const get = async (path, options) => (await call(path, options)).json();
 
+/** The same, again and again while there is no server or it cannot: for what the page cannot do without. */
+export async function getAtLast(path) {
+  for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS)) {
+    try {
+      return await get(path);
+    } catch (error) {
+      if (!error.mayPass) throw error;
+      await new Promise((resolve) => setTimeout(resolve, pauseMs));
+    }
+  }
+}
+
 /** Reads an error answer. */
 export async function errorOf(response) {
   const found = { status: response.status, requestId: response.headers.get("x-request-id") ?? "" };
@@ -86,7 +112,8 @@ export async function errorOf(response) {
     const { error } = await response.json();
     return new ApiError({ ...found, retryAfterS, message: error.message, code: error.code ?? "", param: error.param });
   } catch {
-    return new ApiError({ ...found, retryAfterS, message: `The server answered ${response.status}.` });
+    const message = UNSAID[response.status] ?? `The server answered ${response.status}.`;
+    return new ApiError({ ...found, retryAfterS, message });
   }
 }
 

@@ -3,6 +3,7 @@
 // Change is measured as the server's live sessions do (docs/protocol.md, section 5): 32 × 32 cells, of sixteen parts and
 // three colours the one that differs most, in percent.
 
+import { sentence } from "./sentences.js";
 import { watching } from "./watching.js";
 
 const CELLS = 32;
@@ -32,6 +33,14 @@ export async function openCamera(video, signal) {
   video.srcObject = stream;
   await video.play();
   watching(video, "Camera on");
+}
+
+/** What `openCamera` threw, and what helps. */
+export function cameraTrouble({ name, message }) {
+  if (name === "NotAllowedError") return "The browser did not allow the camera. Allow it beside the address.";
+  if (name === "NotFoundError") return "There is no camera here. Plug one in.";
+  if (name === "NotReadableError") return "Another program uses the camera. Close it.";
+  return sentence(message);
 }
 
 /** Switches the camera off. */

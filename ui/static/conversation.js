@@ -29,11 +29,12 @@ export class Conversation extends EventTarget {
     await this.#answer(turn, {});
   }
 
-  /** Answers the last turn again: differently if it was answered, the same way if it failed. */
+  /** Answers the last turn again: differently if there is an answer, the same way if it failed or had no word yet. */
   async again() {
     const turn = this.turns.at(-1);
     if (!turn || this.running) return;
-    const sampling = turn.state === "failed" ? {} : { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] };
+    const isAnswered = turn.state !== "failed" && turn.answer;
+    const sampling = isAnswered ? { ...AGAIN, seed: crypto.getRandomValues(new Uint32Array(1))[0] } : {};
     Object.assign(turn, { answer: "", state: "asking", error: null, facts: null });
     await this.#answer(turn, sampling);
   }
@@ -99,13 +100,17 @@ export class Conversation extends EventTarget {
 
   // Uploads may have been forgotten by a restarted server: then they are sent again, once.
   async #send(turn, sampling, signal) {
-    const json = { stream: true, stream_options: { include_usage: true }, ...sampling };
+    const options = { stream: true, stream_options: { include_usage: true }, ...sampling };
+    const sent = async () => {
+      const messages = await unlessStopped(this.#messages(turn), signal);
+      return call("/v1/chat/completions", { json: { ...options, messages }, signal });
+    };
     try {
-      return await call("/v1/chat/completions", { json: { ...json, messages: await this.#messages(turn) }, signal });
+      return await sent();
     } catch (error) {
       if (!(error instanceof ApiError) || error.code !== "image_not_found") throw error;
       for (const medium of this.#media()) medium.forget();
-      return call("/v1/chat/completions", { json: { ...json, messages: await this.#messages(turn) }, signal });
+      return sent();
     }
   }
 
@@ -170,5 +175,15 @@ const partOf = (medium) =>
   medium.part().catch((error) => {
     throw error instanceof ApiError ? Object.assign(error, { medium }) : error;
   });
+
+// Uploads go on, and are there when it is asked again; but nobody waits for them.
+function unlessStopped(promise, signal) {
+  return new Promise((resolve, reject) => {
+    const stopped = () => reject(signal.reason);
+    if (signal.aborted) stopped();
+    signal.addEventListener("abort", stopped);
+    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", stopped));
+  });
+}
 
 const sum = (items, name) => items.reduce((total, item) => total + item[name], 0);

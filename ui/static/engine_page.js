@@ -21,7 +21,7 @@ const PAGE = `
     <div class="engine-figures"></div>
     <section class="engine-stages"><h3>Where the time of a request goes</h3>
       <div class="stage-bar" role="img"></div><dl></dl></section>
-    <section class="engine-troubles"><h3>Since the start</h3><div></div></section>
+    <section class="engine-troubles"><h3>Since the start</h3><div>…</div></section>
     <details class="engine-card"><summary>Model card</summary><div></div></details>
     <details class="engine-options"><summary>Limits and options</summary><div></div></details>
     <p class="engine-foot">Lines cover up to five minutes, numbers the last ${WINDOW_S} seconds.
@@ -39,6 +39,7 @@ class Engine extends HTMLElement {
     this.innerHTML = PAGE;
     this.#figures = FIGURES.map((figure) => new Figure(figure));
     this.querySelector(".engine-figures").append(...this.#figures.map(({ element }) => element));
+    this.#drawStages(null);
     document.addEventListener("visibilitychange", this.#onVisible);
     this.#tellAbout();
     this.#look();
@@ -185,7 +186,7 @@ class Figure {
     this.#numbers = figure.lines.map((line, index) => {
       const row = document.createElement("div");
       row.className = line.apart ? "apart" : `line-${index + 1}`;
-      const number = document.createElement("dd");
+      const number = Object.assign(document.createElement("dd"), { textContent: "–" }); // its room from the beginning
       row.append(number, Object.assign(document.createElement("dt"), { textContent: line.name }));
       list.append(row);
       return number;
@@ -193,7 +194,7 @@ class Figure {
     this.#scale = document.createElement("p");
     this.#scale.className = "chart-scale";
     this.#scale.ariaHidden = "true"; // the chart's name says it
-    this.#scale.append(document.createElement("span"), document.createElement("span"));
+    this.#scale.append(...[1, 2].map(() => Object.assign(document.createElement("span"), { textContent: "\u00a0" })));
     this.element.append(title, list, this.#scale, this.#chart.element);
   }
 

@@ -2,6 +2,7 @@
 //
 // A label: {title, artist, year, medium, text}; what is not known is null or "".
 
+const READABLE = 900; // bytes of an address; denser codes are hard to read from a screen
 const FIELDS = ["title", "artist", "year", "medium", "text"];
 
 /** Draws a label into an element; fields that are not known take no room. */
@@ -47,6 +48,20 @@ export async function labelAddress(label, home = "") {
   const page = home ? new URL("ui/own/label.html", home) : new URL("label.html", import.meta.url);
   page.hash = await encodeLabel(label);
   return page.href;
+}
+
+/**
+ * The address for a code that phones can read: as long as it may be, with as much of the text as goes into it.
+ * @returns {code, whole} addresses, the same unless the label is very long
+ */
+export async function codeAddress(label, home = "") {
+  const whole = await labelAddress(label, home);
+  let code = whole;
+  for (let signs = [...label.text]; code.length > READABLE && signs.length; ) {
+    signs = signs.slice(0, Math.floor(signs.length * 0.9));
+    code = await labelAddress({ ...label, text: `${signs.join("").trimEnd()} …` }, home);
+  }
+  return { code, whole };
 }
 
 async function through(bytes, stream) {

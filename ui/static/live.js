@@ -2,26 +2,31 @@
 
 import { Announcer } from "./announcer.js";
 import { Awake } from "./awake.js";
+import { CameraChoice } from "./camera_choice.js";
 import { copy } from "./clipboard.js";
-import { continues, settled } from "./graphemes.js";
+import { passFocusOn } from "./focus.js";
 import { LiveFigures, figuresOf } from "./live_figures.js";
 import { History } from "./live_history.js";
+import { actionOf } from "./live_keys.js";
 import { markup } from "./live_markup.js";
 import { LivePrompt } from "./live_prompt.js";
 import { LiveSession } from "./live_session.js";
-import { camerasAllowed, listCameras, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
+import { camerasAllowed, openCamera, openFile, openScreen, screensAllowed } from "./live_source.js";
 import { Speech } from "./live_speech.js";
 import { LiveStrip } from "./live_strip.js";
+import { LiveWall } from "./live_wall.js";
+import { LiveWords } from "./live_words.js";
 import { intake } from "./media.js";
+import { PassingWords } from "./passing_words.js";
 import { readable } from "./readable.js";
 import { sentence } from "./sentences.js";
-import { isForPage, lettersWork } from "./shortcuts.js";
+import { isForPage } from "./shortcuts.js";
+import { thumbnailOf } from "./thumbnail.js";
 import { watching } from "./watching.js";
 
-const THUMBNAIL = 320; // pixels, the longer side
 const MARKS = { camera: "Camera on", screen: "Screen shared", file: "File open" };
 const HIDDEN = "Stopped, because this page was hidden. Nothing looks while you do not.";
-const IDLE_MS = 3000; // on a wall the controls go away after so long
+const HEIRS = [".live-bar [data-do=snap]", ".live-begin .primary"]; // of the focus
 
 class Live extends HTMLElement {
   #history = new History();
@@ -30,19 +35,20 @@ class Live extends HTMLElement {
   #session = null;
   #source = null;
   #opening = null; // AbortController while a camera, screen or file is being opened
-  #shown = ""; // the words on the page
-  #frame = 0; // of the animation that will put words there
-  #idle = null;
+  #recording = Promise.resolve(); // one answer after the other comes into the history
 
   connectedCallback() {
     if (this.firstChild) return; // moved, not new
     this.innerHTML = markup({ secure: camerasAllowed(), screens: screensAllowed() });
     this.#prompt = new LivePrompt(this.#$(".live-prompt"));
     this.#prompt.addEventListener("change", () => {
-      for (const place of this.querySelectorAll(".live-words")) place.dataset.long = this.#prompt.isLong;
+      this.#words.long = this.#prompt.isLong;
       this.#session?.update();
     });
+    this.#words = new LiveWords(this.querySelectorAll(".live-words"), [this.#$(".live-stage"), this.#$(".live-beside")]);
     this.#figures = new LiveFigures(this.#$(".live-figures"));
+    const [stage, button, ...guests] = [".live-stage", "[data-do=wall]", ".live-figures", ".live-said"].map((each) => this.#$(each));
+    this.#wall = new LiveWall(this, { stage, button, guests });
     this.#strip = new LiveStrip(this.#$(".live-strip"), this.#history, {
       copy: (text) => this.#copy(text),
       onRate: (entry) => {
@@ -50,7 +56,9 @@ class Live extends HTMLElement {
         if (client?.sessionId === entry.sessionId) client?.feedback(entry.responseId, entry.rating); // others are forgotten
       },
     });
+    this.#cameras = new CameraChoice(this.#$("[name=camera]"), this.#$("[data-do=flip]"));
     this.#announcer = new Announcer(this.#$(".live-aloud"));
+    this.#passing = new PassingWords(this.#$(".live-said"));
     this.#listen();
     this.#prompt.load().catch((error) => this.#warn(error.message));
   }
@@ -60,22 +68,26 @@ class Live extends HTMLElement {
   }
 
   #prompt;
+  #words;
+  #wall;
   #figures;
   #strip;
+  #cameras;
   #announcer;
+  #passing;
 
   // ---- start and stop ------------------------------------------------------------------------------------------------
 
   /** @param kind "camera", "screen" or "file" (then with the file) */
   async start(kind, file = null) {
-    this.stop();
+    this.#end(); // another camera: the page stays as it is while that is opened
     this.#warn("");
     const opening = (this.#opening = new AbortController());
     let source;
     try {
       source = await this.#openSource(kind, file, opening.signal);
     } catch (error) {
-      if (!opening.signal.aborted) this.#warn(error.message);
+      if (!opening.signal.aborted) this.stop(error.message);
     }
     if (opening.signal.aborted) return source?.close(); // stopped, or another one was begun
     this.#opening = null;
@@ -87,6 +99,14 @@ class Live extends HTMLElement {
 
   /** Ends the session and lets go of the camera. */
   stop(why = "") {
+    this.#end();
+    this.#awake.keep(false);
+    watching(this, "");
+    this.dataset.phase = "idle";
+    if (why) this.#warn(why);
+  }
+
+  #end() {
     this.#opening?.abort();
     this.#opening = null;
     const session = this.#session;
@@ -94,19 +114,15 @@ class Live extends HTMLElement {
     this.#source = null;
     session?.close();
     this.#announcer.stop();
-    this.#awake.keep(false);
-    watching(this, "");
-    this.dataset.phase = "idle";
     this.dataset.stale = false;
     this.#$(".live-stale").hidden = true;
-    if (why) this.#warn(why);
   }
 
   #openSource(kind, file, signal) {
     const [video, image] = [this.#$("video"), this.#$(".live-picture img")];
     if (kind === "file") return openFile(video, image, file, signal);
     if (kind === "screen") return openScreen(video, signal);
-    return openCamera(video, { deviceId: this.#$("[name=camera]").value, facing: this.#facing, side: this.#side, signal });
+    return openCamera(video, { ...this.#cameras.wanted, side: this.#side, signal });
   }
 
   #begin() {
@@ -119,9 +135,8 @@ class Live extends HTMLElement {
     this.#$(".live-picture").dataset.still = source.isStill;
     this.#$(".live-mark-words").textContent = MARKS[source.kind];
     this.style.setProperty("--live-ratio", source.width / source.height);
-    if (source.kind === "camera") this.#showCameras(source.deviceId);
-    this.#shown = this.#painted = ""; // the old words were about something else
-    for (const place of this.querySelectorAll(".live-words")) place.textContent = "";
+    if (source.kind === "camera") this.#cameras.show(source);
+    this.#words.clear();
 
     const session = new LiveSession(source, {
       settings: (capabilities) => this.#prompt.settings(capabilities),
@@ -141,7 +156,9 @@ class Live extends HTMLElement {
       this.#$(".live-stale").textContent = message;
     });
     session.run();
-    this.#$(".live-bar [data-do=snap]").focus({ preventScroll: true }); // the start buttons are gone; space looks now
+    const { activeElement } = document;
+    const isNowhere = activeElement === document.body || this.#$(".live-begin").contains(activeElement);
+    if (isNowhere) this.#$(HEIRS[0]).focus({ preventScroll: true }); // the start buttons are gone; space looks now
   }
 
   #onState(session, state, message) {
@@ -156,59 +173,28 @@ class Live extends HTMLElement {
 
   #onWords(text, ageMs) {
     if (ageMs !== null) this.#figures.age(ageMs);
-    const words = readable(settled(text));
-    // The same words again are not typed again: a still scene stays still on the page.
-    if (this.#shown.startsWith(words)) return;
-    this.#show(words);
+    this.#words.grow(text);
   }
 
-  #show(words) {
-    this.#shown = words;
-    if (this.#frame) return;
-    this.#frame = requestAnimationFrame(() => {
-      this.#frame = 0;
-      const [before, now] = [this.#painted, this.#shown];
-      if (now === before) return;
-      const grows = before !== "" && continues(now, before);
-      for (const place of this.querySelectorAll(".live-words")) {
-        if (!grows) place.textContent = "";
-        place.append(element("span", grows ? now.slice(before.length) : now)); // new words fade in
-      }
-      this.#toTheEnd();
-      this.#painted = now;
-    });
-  }
-
-  #toTheEnd() {
-    for (const place of this.querySelectorAll(".live-words")) place.scrollTop = place.scrollHeight;
-  }
-
-  #painted = "";
-
-  async #onDone({ event, ageMs, blob, capturedMs, asked }) {
+  #onDone({ event, ageMs, blob, capturedMs, asked }) {
     if (event.status === "failed") return this.#warn(event.error?.message ?? "The answer failed.");
     if (event.status === "cancelled" || !event.text.trim()) return;
     const words = readable(event.text);
-    this.#show(words);
+    this.#words.show(words);
     this.#announcer.say(words);
     const figures = figuresOf(event, ageMs ?? event.frame_age_ms);
     this.#figures.response(figures);
     this.#speech.say(words);
     const capturedAt = capturedMs === null ? Date.now() : Date.now() - (performance.now() - capturedMs);
-    const [prompt, model] = [asked ?? this.#prompt.words, this.#session?.model ?? ""];
+    const [prompt, model] = [this.#prompt.wordsOf(asked), this.#session?.model ?? ""];
     const sessionId = this.#session?.client.sessionId ?? "";
-    const thumbnail = blob ? await smaller(blob) : "";
-    const { entry, isNew } = this.#history.add({
-      text: event.text,
-      shown: words,
-      prompt,
-      model,
-      responseId: event.response_id,
-      sessionId,
-      capturedAt,
-      thumbnail,
-      figures,
-    });
+    const { text, response_id: responseId } = event;
+    const answer = { text, shown: words, prompt, model, responseId, sessionId, capturedAt, figures };
+    this.#recording = this.#recording.then(() => this.#record(answer, blob));
+  }
+
+  async #record(answer, blob) {
+    const { entry, isNew } = this.#history.add({ ...answer, thumbnail: blob ? await thumbnailOf(blob) : "" });
     this.#strip.show(entry, isNew);
   }
 
@@ -241,12 +227,7 @@ class Live extends HTMLElement {
       }
     });
     addEventListener("pagehide", () => this.stop());
-    document.addEventListener("fullscreenchange", () => {
-      if (!document.fullscreenElement && this.dataset.wall === "true") this.#wall(false);
-    });
-    const sizes = new ResizeObserver(() => this.#toTheEnd());
-    for (const place of [this.#$(".live-stage"), this.#$(".live-beside")]) sizes.observe(place);
-    for (const name of ["pointermove", "pointerdown"]) this.#$(".live-stage").addEventListener(name, () => this.#wake());
+    passFocusOn(this, HEIRS);
     this.dataset.phase = "idle";
   }
 
@@ -257,35 +238,22 @@ class Live extends HTMLElement {
       file: () => this.#$("[name=file]").click(),
       stop: () => this.stop(),
       snap: () => this.#session?.snap(),
-      flip: () => {
-        this.#$("[name=camera]").value = "";
-        this.#facing = this.#source?.facing === "environment" ? "user" : "environment";
-        this.start("camera");
-      },
+      flip: () => (this.#cameras.flip(), this.start("camera")),
       mirror: () => this.#toggle("mirror"),
       aloud: () => this.#toggle("aloud"),
-      wall: () => this.#wall(this.dataset.wall !== "true"),
-      copy: () => this.#shown && this.#copy(this.#shown),
-      numbers: () => this.#toggle("numbers"),
+      wall: () => this.#wall.set(!this.#wall.on),
+      copy: () => this.#words.text && this.#copy(this.#words.text),
+      numbers: () => (this.#wall.on ? this.#wall.toggleNumbers() : this.#toggle("numbers")),
     };
     does[action]();
   }
 
   #onKey = (event) => {
     if (!this.checkVisibility() || !isForPage(event)) return;
-    this.#wake();
-    if (event.key === "Escape" && this.dataset.wall === "true") return this.#wall(false);
-    if (!lettersWork()) return;
-    if (event.key === " ") {
-      if (event.target.closest?.("button, a, summary, [role=tab]")) return; // it presses those
-      if (!this.#session) return;
-      event.preventDefault();
-      return this.#do("snap");
-    }
-    const running = Boolean(this.#session ?? this.#opening);
-    const keys = { s: running ? "stop" : "camera", f: "wall", m: "mirror", r: "aloud", c: "copy", n: "numbers" };
-    const action = keys[event.key.toLowerCase()];
-    if (!action || (action === "camera" && !camerasAllowed())) return;
+    this.#wall.wake();
+    if (event.key === "Escape" && this.#wall.on) return this.#wall.set(false);
+    const action = actionOf(event, Boolean(this.#session ?? this.#opening));
+    if (!action) return;
     event.preventDefault();
     this.#do(action);
   };
@@ -297,52 +265,15 @@ class Live extends HTMLElement {
     box.dispatchEvent(new Event("change"));
   }
 
-  #readAloud(on) {
+  async #readAloud(on) {
     this.#speech.set(on);
     this.#$("[data-do=aloud]").setAttribute("aria-pressed", on);
+    if (on && !(await this.#speech.hasVoice())) this.#passing.say("This device has no voice of its own to read with.");
   }
-
-  // Fills the screen where the browser can, else the window.
-  async #wall(on) {
-    this.dataset.wall = on;
-    document.documentElement.classList.toggle("live-on-wall", on);
-    this.#$("[data-do=wall]").setAttribute("aria-pressed", on);
-    document.activeElement?.blur(); // controls that have the focus would stay
-    this.#wake();
-    try {
-      if (on) await this.#$(".live-stage").requestFullscreen();
-      else if (document.fullscreenElement) await document.exitFullscreen();
-    } catch {
-      // phones of some makers: the window it is
-    }
-  }
-
-  #wake() {
-    clearTimeout(this.#idle);
-    this.dataset.idle = false;
-    this.#idle = setTimeout(() => (this.dataset.idle = true), IDLE_MS);
-  }
-
-  #saying = 0;
 
   async #copy(text) {
-    this.#$(".live-said").textContent = (await copy(text)) ? "Copied" : "The browser did not let it be copied.";
-    clearTimeout(this.#saying);
-    this.#saying = setTimeout(() => (this.#$(".live-said").textContent = ""), 2000);
+    this.#passing.say((await copy(text)) ? "Copied" : "The browser did not let it be copied.");
   }
-
-  async #showCameras(deviceId) {
-    const cameras = await listCameras();
-    const select = this.#$("[name=camera]");
-    select.replaceChildren(
-      new Option("The browser's choice", ""),
-      ...cameras.map(({ deviceId: id, label }) => new Option(label, id)),
-    );
-    select.value = deviceId;
-    this.#$("[data-do=flip]").hidden = cameras.length < 2;
-  }
-
-  #facing = "environment"; // where there are two, the one that looks at what the visitor looks at
 
   get #side() {
     return Number(this.#$("[name=side]").value);
@@ -357,23 +288,6 @@ class Live extends HTMLElement {
   #$(selector) {
     return this.querySelector(selector);
   }
-}
-
-function element(name, text) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  return made;
-}
-
-async function smaller(blob) {
-  const picture = await createImageBitmap(blob);
-  const scale = Math.min(1, THUMBNAIL / Math.max(picture.width, picture.height));
-  const canvas = document.createElement("canvas");
-  canvas.width = Math.max(1, Math.round(picture.width * scale));
-  canvas.height = Math.max(1, Math.round(picture.height * scale));
-  canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
-  picture.close();
-  return URL.createObjectURL(await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.75)));
 }
 
 customElements.define("beholder-live", Live);

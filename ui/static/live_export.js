@@ -43,23 +43,30 @@ export const jsonl = (entries) => entries.map((entry) => JSON.stringify(row(entr
 export function csv(entries) {
   const cell = (value) => {
     let text = String(value ?? "");
-    if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
+    if (typeof value === "string" && /^\s*[=+\-@＝＋－＠]|^[\t\r\n]/.test(text)) text = `'${text}`;
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = entries.map(row).map((each) => COLUMNS.map((column) => cell(each[column])).join(","));
   return [COLUMNS.join(","), ...lines, ""].join("\r\n");
 }
 
-/** Subtitles for a recording that began with the first entry: each is shown until the next. */
+/** Subtitles, as words for people, for a recording that began with the first entry: each is shown until the next. */
 export function vtt(entries) {
-  const zero = entries[0]?.firstAt ?? 0;
-  const cues = entries.map((entry, index) => {
+  const ordered = entries.toSorted((one, other) => one.firstAt - other.firstAt); // clocks may be set back
+  const zero = ordered[0]?.firstAt ?? 0;
+  const cues = ordered.map((entry, index) => {
     const start = entry.firstAt - zero;
-    const end = Math.max(start + 500, (entries[index + 1]?.firstAt ?? entry.lastAt + 3000) - zero);
-    const text = entry.text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("-->", "->");
-    return `${stamp(start)} --> ${stamp(end)}\n${text.trim().replace(/\n\s*\n/g, "\n") || " "}\n`;
+    const end = Math.max(start + 500, (ordered[index + 1]?.firstAt ?? entry.lastAt + 3000) - zero);
+    return `${stamp(start)} --> ${stamp(end)}\n${cueText(entry.shown)}\n`;
   });
   return ["WEBVTT\n", ...cues].join("\n");
+}
+
+// An empty line would end the cue, and an arrow make its line the next one's time.
+function cueText(text) {
+  const lines = text.split(/[\r\n]+/).filter((line) => line.trim());
+  const escaped = lines.join("\n").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  return escaped.trim() || " ";
 }
 
 function stamp(ms) {

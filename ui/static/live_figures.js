@@ -3,7 +3,7 @@
 const FIGURES = [
   ["age", "Frame age", "From taking the picture to the first word about it, as seen in this browser"],
   ["ttft", "First word", "From the start of the answer to its first word, on the server"],
-  ["speed", "Speed", "How fast the words come, in tokens a second"],
+  ["speed", "Speed", "How fast the words come, in tokens a second; of words that came all at once, over the whole answer"],
   ["received", "Frames in", "Pictures that the server has taken"],
   ["captioned", "Captioned", "Pictures that were described"],
   ["dropped", "Dropped", "Pictures that were not looked at: a newer one came, or nothing had changed"],
@@ -55,12 +55,18 @@ export function figuresOf({ usage, timings }, ageMs) {
   return {
     ageMs: ageMs === null ? null : Math.round(ageMs),
     ttftMs: timings.ttft_ms === null ? null : Math.round(timings.ttft_ms),
-    tokensPerS: timings.tpot_ms ? Math.round(10_000 / timings.tpot_ms) / 10 : null,
+    tokensPerS: tokensPerS(usage.output_tokens, timings),
     visionTokens: usage.image_tokens,
     cachedTokens: usage.cached_tokens,
     inputTokens: usage.input_tokens,
     outputTokens: usage.output_tokens,
   };
+}
+
+// Words that were all guessed rightly come at once: then over the time of the whole answer.
+function tokensPerS(numTokens, { tpot_ms: tpotMs, total_ms: totalMs }) {
+  const perS = tpotMs ? 1000 / tpotMs : totalMs && (1000 * numTokens) / totalMs;
+  return perS ? Math.round(10 * perS) / 10 : null;
 }
 
 function milliseconds(ms) {

@@ -36,9 +36,9 @@ export class History {
     this.entries = [];
   }
 
-  // The oldest without a star; when all have one, the oldest.
+  // The oldest without a star, but never the one that just came; when all have one, the oldest.
   #forgetOne() {
-    const index = Math.max(0, this.entries.findIndex((entry) => !entry.starred));
+    const index = Math.max(0, this.entries.slice(0, -1).findIndex((entry) => !entry.starred));
     this.#free(this.entries.splice(index, 1)[0]);
   }
 

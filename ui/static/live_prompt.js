@@ -1,6 +1,6 @@
 // What is asked about the pictures, and when: the presets of the server, whose words can be changed while it runs.
 
-import { get } from "./api.js";
+import { getAtLast } from "./api.js";
 
 const FIRST = "one_line"; // short: a live picture changes before long answers are read
 const QUIET_MS = 500; // nobody types for so long: the words are meant
@@ -50,13 +50,16 @@ export class LivePrompt extends EventTarget {
       this.#changed();
     });
     this.#find(".segments").addEventListener("change", () => this.#changed());
-    this.#find(".prompt-every input").addEventListener("change", () => this.#changed());
+    this.#find(".prompt-every input").addEventListener("change", ({ target }) => {
+      target.value = this.intervalMs / 1000; // what is done stands there
+      this.#changed();
+    });
     this.#showMode();
   }
 
-  /** Fetches the presets. */
+  /** Fetches the presets, as soon as there is a server. */
   async load() {
-    this.#presets = (await get("/v1/presets")).data;
+    this.#presets = (await getAtLast("/v1/presets")).data;
     const select = this.#find(".prompt-preset");
     select.replaceChildren(
       ...this.#presets.map(({ id, title, description }) => {
@@ -74,18 +77,18 @@ export class LivePrompt extends EventTarget {
 
   /** The least time between two looks, in milliseconds. */
   get intervalMs() {
-    const given = Number(this.#find(".prompt-every input").value);
-    return Math.min(3600, Math.max(0.2, given || 2)) * 1000;
+    const { value, min, max, defaultValue } = this.#find(".prompt-every input");
+    return Math.min(max, Math.max(min, value || defaultValue)) * 1000;
   }
 
-  /** The words that are asked, for the records. */
+  /** The words in the field. */
   get words() {
     return this.#find(".prompt-text").value.trim();
   }
 
-  /** What the preset is called, for the records: "" when its words were changed. */
-  get title() {
-    return this.#preset && this.words === this.#preset.prompt ? this.#preset.title : "";
+  /** The words that were asked with, for the records: those in the field may be others by now. */
+  wordsOf({ prompt, preset }) {
+    return prompt ?? this.#presets.find(({ id }) => id === preset)?.prompt ?? this.words;
   }
 
   /** Whether more than a sentence or two is to be expected. */

@@ -15,7 +15,7 @@ const LOOK_EVERY_MS = 500;
  *   state  {state, message}                      of the connection, see StreamClient
  *   begin  {responseId, blob, capturedMs}        a response begins; blob is the picture it looks at, or null
  *   words  {text, ageMs}                         the text so far; ageMs with the first words
- *   done   {event, ageMs, blob, capturedMs, asked} `response.done`; asked: the words that it answers, null for a preset's
+ *   done   {event, ageMs, blob, capturedMs, asked} `response.done`; asked: {prompt, preset} that it answers, either or null
  *   stats  {event, skipped}                      `frames.stats`
  *   refused {message}                            an error of the server's, in its words
  *   accepted {}                                  the settings hold
@@ -34,7 +34,7 @@ export class LiveSession extends EventTarget {
   #counts = null; // of the last statistics: {captioned, unchanged, atMs}
   #confirmedMs = 0; // when the newest picture was last known to be described by the words
   #stale = "";
-  #asked = null;
+  #asked = { prompt: null, preset: null };
   model = "";
   client;
 
@@ -129,7 +129,7 @@ export class LiveSession extends EventTarget {
     for (const type of ["session.created", "session.updated", "session.resync_required"]) {
       on(type, ({ session }) => {
         this.model = session.model;
-        this.#asked = session.prompt; // null when a preset is asked
+        this.#asked = { prompt: session.prompt ?? null, preset: session.preset ?? null };
         if (type === "session.updated") this.#tell("accepted", {});
       });
     }
@@ -151,7 +151,7 @@ export class LiveSession extends EventTarget {
     on("response.done", (event) => {
       const running = this.#running?.responseId === event.response_id ? this.#running : {};
       this.#running = null;
-      this.#tell("done", { event, ageMs: null, blob: null, capturedMs: null, asked: null, ...running });
+      this.#tell("done", { event, ageMs: null, blob: null, capturedMs: null, asked: this.#asked, ...running });
     });
     on("frames.stats", (event) => {
       this.#pace(event);

@@ -4,6 +4,10 @@ import { icon } from "./icons.js";
 import { csv, download, jsonl, vtt } from "./live_export.js";
 
 const SHOWN = 60; // the rest is in the exports
+const NEAR = 24; // may be in sight, and are seen to move
+const POINTED = matchMedia("(hover: hover)").matches ? ":hover, " : ""; // a finger leaves no trace of having gone
+const HELD = `${POINTED}:focus-visible, :has(:focus-visible)`;
+const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 const FILES = {
   jsonl: [jsonl, "application/jsonl"],
   csv: [csv, "text/csv"],
@@ -17,6 +21,7 @@ export class LiveStrip {
   #cards = new Map();
   #onRate;
   #copy;
+  #isBehind = false; // cards came in unseen, because those that are seen were pointed at
 
   constructor(root, history, { onRate, copy }) {
     this.#root = root;
@@ -38,6 +43,7 @@ export class LiveStrip {
       </header>
       <ol class="strip-cards" tabindex="0" aria-label="What was said, newest first"></ol>`;
     root.addEventListener("click", (event) => this.#onClick(event));
+    for (const name of ["pointerleave", "focusout"]) this.#list.addEventListener(name, () => setTimeout(() => this.#letGo()));
     this.#showCount();
   }
 
@@ -46,7 +52,7 @@ export class LiveStrip {
     if (isNew || !this.#cards.has(entry.id)) {
       const card = this.#card(entry);
       this.#cards.set(entry.id, card);
-      this.#list.prepend(card);
+      this.#bring(card);
       while (this.#list.children.length > SHOWN) {
         this.#cards.delete(Number(this.#list.lastElementChild.dataset.id));
         this.#list.lastElementChild.remove();
@@ -56,6 +62,30 @@ export class LiveStrip {
     card.querySelector("img").src = entry.thumbnail;
     card.querySelector("time").textContent = clock(entry.firstAt) + (entry.times > 1 ? ` · ${entry.times}×` : "");
     this.#showCount();
+  }
+
+  // A new card pushes the others aside, so that nothing jumps. Those that somebody reads or points at stay where they are.
+  #bring(card) {
+    const list = this.#list;
+    const newest = list.firstElementChild;
+    const before = newest?.offsetLeft;
+    list.prepend(card);
+    if (!newest) return;
+    const moved = newest.offsetLeft - before;
+    const isHeld = list.matches(HELD);
+    if (isHeld || list.scrollLeft > 0) {
+      this.#isBehind ||= isHeld && list.scrollLeft === 0;
+      list.scrollLeft += moved;
+    } else if (!STILL.matches) {
+      const slide = { transform: [`translateX(${-moved}px)`, "none"] };
+      for (const each of [...list.children].slice(1, NEAR)) each.animate(slide, { duration: 300, easing: "ease-out" });
+    }
+  }
+
+  #letGo() {
+    if (!this.#isBehind || this.#list.matches(HELD)) return;
+    this.#isBehind = false;
+    this.#list.scrollLeft = 0; // at once: a card that comes would end a smooth way there
   }
 
   get #list() {

@@ -1,8 +1,11 @@
 // The tab Picture: pictures and clips on the left, what is said about them on the right.
 
-import { get } from "./api.js";
+import { getAtLast } from "./api.js";
 import { Conversation } from "./conversation.js";
+import { passFocusOn } from "./focus.js";
 import { Medium, intake } from "./media.js";
+import { ownView } from "./own_view.js";
+import { MARKUP } from "./picture_markup.js";
 import { drawStrip } from "./picture_strip.js";
 import { showSeen } from "./seen.js";
 import { Reader, sentence } from "./sentences.js";
@@ -12,51 +15,6 @@ const QUESTIONS = ["one_line", "describe", "read_text"]; // presets that are pla
 const DESCRIBE = { picture: "Describe the picture.", pictures: "Describe the pictures.", clip: "Describe the video." };
 
 const NARROW = matchMedia("(max-width: 60rem)"); // as in the style sheet: pictures above, conversation below
-
-const PAGE = `
-  <div class="picture-page">
-    <input class="picture-files unseen" id="picture-files" type="file" accept="image/*,video/*" multiple tabindex="-1"
-      aria-hidden="true">
-    <section class="picture-side" aria-label="Pictures and clips">
-      <div class="notice bad picture-refused" role="alert" hidden><p></p>
-        <button type="button" class="button quiet round" aria-label="Close">×</button></div>
-      <div class="picture-empty">
-        <h2>Show it something.</h2>
-        <p>Drop pictures or a clip anywhere on this page, paste one, or choose files.</p>
-        <button type="button" class="button primary picture-choose">Choose files</button>
-        <p class="picture-promise">They are sent to this server only, and forgotten.</p>
-      </div>
-      <div class="picture-filled" hidden>
-        <div class="picture-stage"></div>
-        <div class="picture-bar">
-          <div class="segments" role="radiogroup" aria-label="What is shown">
-            <label><input type="radio" name="picture-view" value="own" checked>As you see it</label>
-            <label><input type="radio" name="picture-view" value="seen">As the model sees it</label>
-          </div>
-          <label class="field picture-detail" hidden><span class="unseen">Detail</span>
-            <select><option value="auto">detail: auto</option><option value="low">detail: low</option>
-            <option value="high">detail: high</option></select></label>
-        </div>
-        <p class="picture-numbers"></p>
-        <ul class="picture-strip" aria-label="All pictures and clips"></ul>
-      </div>
-    </section>
-    <section class="picture-talk" aria-label="Conversation" hidden>
-      <ol class="picture-turns" tabindex="0" aria-label="Questions and answers"></ol>
-      <p class="unseen" aria-live="polite"></p>
-      <form class="picture-ask">
-        <div class="picture-questions" role="group" aria-label="Questions to ask"></div>
-        <div class="picture-line">
-          <label class="unseen" for="picture-question">Your question</label>
-          <textarea id="picture-question" rows="1" dir="auto" placeholder="Ask about it"></textarea>
-          <button class="button primary picture-send">Ask</button>
-          <button type="button" class="button picture-stop" hidden>Stop</button>
-        </div>
-      </form>
-      <button type="button" class="button quiet picture-new">Begin anew</button>
-    </section>
-    <p class="picture-dropping" aria-hidden="true">Drop it here</p>
-  </div>`;
 
 class Picture extends HTMLElement {
   #media = [];
@@ -68,7 +26,7 @@ class Picture extends HTMLElement {
   #reader = null;
 
   connectedCallback() {
-    this.innerHTML = PAGE;
+    this.innerHTML = MARKUP;
     this.#reader = new Reader(this.querySelector("[aria-live]"));
     const files = this.querySelector(".picture-files");
     this.#stopIntake = intake(this, files, (taken) => this.#take(taken));
@@ -88,6 +46,7 @@ class Picture extends HTMLElement {
     });
     this.addEventListener("keydown", (event) => event.key === "Escape" && this.#conversation.stop());
     addEventListener("pagehide", this.#leave);
+    passFocusOn(this, [".picture-stop", ".picture-send", ".picture-choose"]);
     this.#begin();
     this.#offerQuestions();
   }
@@ -186,14 +145,17 @@ class Picture extends HTMLElement {
     if (!seen && (stage.medium !== medium || stage.dataset.view !== "own")) stage.replaceChildren(ownView(medium));
     stage.medium = medium;
     stage.dataset.view = seen ? "seen" : "own";
+    if (seen) stage.tabIndex = 0; // tiles and frames may be more than it has room for
+    else stage.removeAttribute("tabindex");
     const numbers = this.querySelector(".picture-numbers");
+    if (!medium.tokens) numbers.textContent = "The server is looking at it …";
+    numbers.classList.remove("bad");
     try {
       const preview = await medium.preview();
       if (this.#shown !== medium) return;
       const stillSeen = stage.dataset.view === "seen";
       const said = showSeen(stillSeen ? stage : document.createElement("div"), preview);
       numbers.textContent = `${said} ${cacheNote(medium)}`;
-      numbers.classList.remove("bad");
     } catch (error) {
       if (error.isRefusal && this.#pending.includes(medium)) return this.#refuse(medium, error);
       if (this.#shown !== medium) return;
@@ -257,7 +219,7 @@ class Picture extends HTMLElement {
     const running = this.#conversation.running;
     this.#updateTurns();
     if (isNew || atEnd) turns.scrollTo(0, turns.scrollHeight);
-    if ((isNew || turn.state === "done") && NARROW.matches) view.element.scrollIntoView({ block: "end" });
+    if ((isNew || !running) && NARROW.matches) view.element.scrollIntoView({ block: "end" });
     this.#showRunning();
     this.#reader.hear(turn.error ? sentence(turn.error.message) : turn.answer, !running);
     if (turn.state === "done") this.#show(); // tells what was cached
@@ -292,7 +254,7 @@ class Picture extends HTMLElement {
   }
 
   async #offerQuestions() {
-    const presets = await get("/v1/presets").then(
+    const presets = await getAtLast("/v1/presets").then(
       ({ data }) => data,
       () => [],
     );
@@ -313,27 +275,6 @@ function describe(media) {
   if (media.some((medium) => medium.isClip)) return DESCRIBE.clip;
   return media.length > 1 ? DESCRIBE.pictures : DESCRIBE.picture;
 }
-
-// A file that the browser cannot show (AVI, HEIC) is shown as the server decodes it.
-function ownView(medium) {
-  const view = document.createElement(medium.isClip ? "video" : "img");
-  view.className = "picture-own";
-  const fallBack = async () => {
-    const preview = await medium.preview().catch(() => null);
-    const url = preview && (preview.frames?.[0] ?? preview.tiles.at(-1)).url;
-    if (url) view.replaceWith(Object.assign(new Image(), { src: url, className: "picture-own", alt: medium.name }));
-  };
-  view.addEventListener("error", fallBack, { once: true });
-  if (medium.isClip) {
-    Object.assign(view, { src: medium.url, controls: true, muted: true, loop: true, autoplay: !still(), playsInline: true });
-    view.setAttribute("aria-label", medium.name || "the clip");
-  } else {
-    Object.assign(view, { src: medium.url, alt: medium.name || "the picture" });
-  }
-  return view;
-}
-
-const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 function cacheNote({ cached }) {
   if (!cached) return "";

@@ -25,7 +25,14 @@ export function drawStrip(list, { media, shown, removable, onShow, onRemove, onA
   const add = document.createElement("li");
   add.append(button("picture-add", "Add pictures or clips", onAdd));
   add.firstChild.textContent = "+";
+  const focused = list.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
   list.replaceChildren(...items, add);
+  if (focused) withName(list, focused).focus({ preventScroll: true }); // it has been drawn anew, or is gone
+}
+
+function withName(list, name) {
+  const buttons = [...list.querySelectorAll("button")];
+  return buttons.find(({ ariaLabel }) => ariaLabel === name) ?? buttons.at(-1);
 }
 
 function small(medium) {

@@ -1,9 +1,13 @@
 // The tab Placard: a framed picture and its wall label. As `<beholder-placard wall>` it is the whole page of a screen on a
 // wall (kiosk.html): no controls, and a new label whenever something new stands before the camera.
 
-import { closeCamera, openCamera, watch } from "./camera_watch.js";
-import { drawLabel, labelAddress } from "./label.js";
-import { Medium, dataUrl, intake } from "./media.js";
+import { withAdvice } from "./advice.js";
+import { cameraTrouble, closeCamera, openCamera, watch } from "./camera_watch.js";
+import { passFocusOn } from "./focus.js";
+import { asTheServerSees, decoded } from "./framed.js";
+import { codeAddress, drawLabel } from "./label.js";
+import { dataUrl, intake } from "./media.js";
+import { MARKUP, PARTS } from "./placard_markup.js";
 import { writeLabel } from "./placard_writer.js";
 import { sentence } from "./sentences.js";
 
@@ -16,36 +20,10 @@ const WAITING = {
   text: "Hold something before the camera. The model writes the label as soon as it stands still.",
 };
 const BY_ITSELF = "This page goes on by itself.";
+const NEXT = { again: "Write it again", other: "Choose another picture" }; // what a visitor can do
 const LOOPBACK = /^(localhost|127\.|\[::1\])/;
 
-const PAGE = `
-  <div class="placard">
-    <div class="placard-hang">
-      <div class="placard-frame"><div class="placard-mat">
-        <img class="placard-picture" alt="" hidden><video class="placard-camera" muted playsinline hidden></video>
-        <div class="placard-nothing" aria-hidden="true"></div>
-      </div></div>
-      <p class="placard-recording" hidden><span aria-hidden="true"></span>The camera is on</p>
-    </div>
-    <div class="placard-side">
-      <article class="label" aria-label="Wall label"><p class="label-writer" hidden>Written by a machine that looked at the
-        picture. It can be mistaken.</p></article>
-      <p class="notice bad placard-error" role="alert" hidden></p>
-      <figure class="placard-code" hidden><a target="_blank" rel="noopener"><img alt="QR code of the label's own page"></a>
-        <figcaption></figcaption></figure>
-      <p class="unseen" aria-live="polite"></p>
-    </div>
-    <div class="placard-tools" role="toolbar" aria-label="Placard">
-      <input class="placard-file unseen" type="file" accept="image/*" tabindex="-1" aria-hidden="true">
-      <button type="button" class="button primary placard-choose">Choose a picture</button>
-      <button type="button" class="button placard-use-camera" aria-pressed="false">Use the camera</button>
-      <button type="button" class="button placard-again" hidden>Write it again</button>
-      <button type="button" class="button placard-wall">Hang it on the wall</button>
-    </div>
-  </div>`;
-
 const SIZES = [1, 0.9, 0.8, 0.7, 0.6]; // of the words on a wall
-const PARTS = ["picture", "camera", "nothing", "recording", "error", "code", "file", "choose", "use-camera", "again", "wall"];
 
 class Placard extends HTMLElement {
   #parts = {};
@@ -54,21 +32,24 @@ class Placard extends HTMLElement {
   #writing = new AbortController();
   #watching = null; // AbortController while the camera is on, or being opened
   #stopIntake = null;
+  #hangs = "nothing"; // or "picture" or "camera", in the frame
+  #isWriting = false;
   #home = new URLSearchParams(location.search).get("home") ?? "";
 
   connectedCallback() {
-    this.innerHTML = PAGE;
+    this.innerHTML = MARKUP;
     for (const name of PARTS) this.#parts[name] = this.querySelector(`.placard-${name}`);
     this.#showLabel();
     this.#stopIntake = intake(this, this.#parts.file, ([file]) => file && this.#take(file));
     this.#parts.choose.addEventListener("click", () => this.#parts.file.click());
     this.#parts["use-camera"].addEventListener("click", () => (this.#watching ? this.#endCamera() : this.#beginCamera()));
-    this.#parts.again.addEventListener("click", () => this.#write());
+    this.#parts.again.addEventListener("click", () => this.#isWriting || this.#write());
     this.#parts.wall.hidden = !document.fullscreenEnabled; // phones that fill their screen with videos only
     this.#parts.wall.addEventListener("click", () => this.firstElementChild.requestFullscreen());
     document.addEventListener("fullscreenchange", this.#onFullscreen);
     addEventListener("resize", this.#fitLabel);
     document.addEventListener("visibilitychange", this.#onHidden);
+    passFocusOn(this, [".placard-choose"]);
     if (this.isWall) this.#beginWall();
   }
 
@@ -108,33 +89,40 @@ class Placard extends HTMLElement {
     this.#write();
   }
 
-  #hang(blob) {
-    this.#picture = blob;
-    this.#label = null;
-    const { picture, camera, nothing } = this.#parts;
-    URL.revokeObjectURL(picture.src);
-    picture.src = URL.createObjectURL(blob);
-    picture.decode().catch(() => this.#hangAsSeen(blob)).then(
-      () => this.#fit(picture.naturalWidth / picture.naturalHeight),
-      () => {}, // the server cannot read it either, and says so
-    );
-    [picture.hidden, camera.hidden, nothing.hidden] = [false, true, true];
+  // A picture comes into the frame once it can be shown, so that the frame is never empty in between.
+  async #hang(blob) {
+    [this.#picture, this.#label, this.#hangs] = [blob, null, "picture"];
+    const isWanted = () => this.#picture === blob && this.#hangs === "picture";
+    let picture;
+    try {
+      picture = await decoded(URL.createObjectURL(blob));
+    } catch {
+      if (isWanted()) this.#put("nothing", "picture");
+      picture = await asTheServerSees(blob).catch(() => null); // it cannot read it either, and says so
+    }
+    if (!picture || !isWanted()) return URL.revokeObjectURL(picture?.src);
+    URL.revokeObjectURL(this.#parts.picture.src);
+    this.#parts.picture.replaceWith(picture);
+    this.#parts.picture = picture;
+    picture.alt = this.#label?.title ?? "";
+    this.#put("picture");
   }
 
-  // What the browser cannot show (TIFF, HEIC) is shown as the server decodes it.
-  async #hangAsSeen(blob) {
-    const { tiles } = await new Medium(blob).preview();
-    if (this.#picture !== blob) return;
-    this.#parts.picture.src = tiles.at(-1).url;
-    await this.#parts.picture.decode();
+  // What can be seen in the frame; `hangs` while something else is still to come there.
+  #put(what, hangs = what) {
+    this.#hangs = hangs;
+    const { picture, camera, nothing } = this.#parts;
+    [picture.hidden, camera.hidden, nothing.hidden] = ["picture", "camera", "nothing"].map((each) => each !== what);
+    if (what === "picture") this.#fit(picture.naturalWidth / picture.naturalHeight);
+    if (what === "camera") this.#fit(camera.videoWidth / camera.videoHeight);
   }
 
   // The frame is empty again.
   #unhang() {
-    const { picture, nothing } = this.#parts;
-    URL.revokeObjectURL(picture.src);
-    picture.removeAttribute("src");
-    [this.#picture, picture.hidden, nothing.hidden] = [null, true, false];
+    URL.revokeObjectURL(this.#parts.picture.src);
+    this.#parts.picture.removeAttribute("src");
+    this.#picture = null;
+    this.#put("nothing");
   }
 
   // The frame is made for the picture; very long ones get a mat.
@@ -143,7 +131,7 @@ class Placard extends HTMLElement {
   }
 
   async #beginCamera() {
-    const { camera, picture, nothing, recording, error } = this.#parts;
+    const { camera, recording, error } = this.#parts;
     error.hidden = true;
     const watching = (this.#watching = new AbortController());
     try {
@@ -151,14 +139,14 @@ class Placard extends HTMLElement {
     } catch (problem) {
       if (watching.signal.aborted) return false; // ended before it had begun
       this.#watching = null;
-      if (this.isWall) this.#showLabel({ title: "Please wait", text: `${cameraTrouble(problem)} ${BY_ITSELF}` });
+      if (this.isWall) this.#pause(cameraTrouble(problem));
       else this.#tell(`${cameraTrouble(problem)} Then try again, or choose a picture.`);
       return false;
     }
-    this.#fit(camera.videoWidth / camera.videoHeight);
+    this.#put("camera");
     this.#parts["use-camera"].setAttribute("aria-pressed", "true");
     this.#parts["use-camera"].textContent = "Stop the camera";
-    [picture.hidden, camera.hidden, nothing.hidden, recording.hidden] = [true, false, true, false];
+    recording.hidden = false;
     this.#writing.abort(); // about what hung there
     this.#showLabel(WAITING);
     camera.srcObject.getVideoTracks()[0].addEventListener("ended", () => this.#onCameraGone());
@@ -169,11 +157,9 @@ class Placard extends HTMLElement {
 
   // What stood there has gone: the camera again, and the old label stands back until there is a new one.
   #showCamera() {
-    const { picture, camera } = this.#parts;
-    [picture.hidden, camera.hidden] = [true, false];
-    this.#fit(camera.videoWidth / camera.videoHeight);
+    this.#put("camera");
     this.#article.classList.add("writing");
-    [this.#parts.code.hidden, this.#parts.again.hidden] = [true, true];
+    this.#parts.code.hidden = true;
   }
 
   #onCameraGone() {
@@ -190,12 +176,9 @@ class Placard extends HTMLElement {
     this.#parts.recording.hidden = true;
     this.#parts["use-camera"].setAttribute("aria-pressed", "false");
     this.#parts["use-camera"].textContent = "Use the camera";
-    const { picture, camera, nothing } = this.#parts;
-    if (camera.hidden) return; // the picture that was taken hangs there, with its label
-    camera.hidden = true;
-    picture.hidden = !this.#picture;
-    nothing.hidden = Boolean(this.#picture);
-    if (this.#picture) this.#fit(picture.naturalWidth / picture.naturalHeight);
+    this.#offerAgain();
+    if (this.#hangs !== "camera") return; // the picture that was taken hangs there, with its label
+    this.#put(this.#picture ? "picture" : "nothing");
     this.#showLabel();
   }
 
@@ -205,20 +188,28 @@ class Placard extends HTMLElement {
   #showLabel(words = this.#label ?? (this.#picture ? { title: "Untitled" } : EMPTY)) {
     const isOwn = words === this.#label;
     drawLabel(this.#article, words);
+    this.#isWriting = false;
     this.#article.classList.remove("writing");
     this.#article.classList.toggle("empty", !isOwn);
     this.querySelector(".label-writer").hidden = !isOwn;
     this.#parts.code.hidden = !isOwn;
-    [this.#parts.again.hidden, this.#parts.again.disabled] = [!this.#picture || words === WAITING, false];
+    this.#offerAgain();
     if (!isOwn) this.#parts.picture.alt = "";
+  }
+
+  // A camera writes by itself, whenever something new stands there.
+  #offerAgain() {
+    this.#parts.again.hidden = !this.#picture || Boolean(this.#watching);
+    this.#parts.again.setAttribute("aria-disabled", this.#isWriting); // and keeps the focus that a disabled one would lose
   }
 
   // Gives whether there is a label now.
   async #write() {
     this.#writing.abort();
     const writing = (this.#writing = new AbortController());
-    const { again, error, code } = this.#parts;
-    [error.hidden, code.hidden, again.disabled] = [true, true, true];
+    const { error, code } = this.#parts;
+    [error.hidden, code.hidden, this.#isWriting] = [true, true, true];
+    this.#offerAgain();
     this.#article.classList.remove("empty");
     this.#article.classList.add("writing");
     let [begun, done] = [false, false];
@@ -245,12 +236,15 @@ class Placard extends HTMLElement {
       await this.#showCode(label);
     } catch (problem) {
       if (problem.name === "AbortError") return true;
-      this.#tell(sentence(problem.message));
+      this.#isWriting = false;
+      if (this.isWall) return this.#pause(problem.message), false;
+      this.#tell(this.#watching ? `${sentence(problem.message)} ${BY_ITSELF}` : withAdvice(problem, NEXT));
       if (problem.isRefusal && !this.#watching) this.#unhang(); // it is no picture
       if (!begun || !this.#picture) this.#showLabel(); // a label must not hang beside another picture
     }
     this.#article.classList.remove("writing");
-    [again.hidden, again.disabled] = [!this.#picture, false];
+    this.#isWriting = false;
+    this.#offerAgain();
     return done;
   }
 
@@ -271,15 +265,16 @@ class Placard extends HTMLElement {
 
   async #showCode(label) {
     const { code } = this.#parts;
-    const address = await labelAddress(label, this.#home);
+    const address = await codeAddress(label, this.#home);
     if (label !== this.#label) return; // another picture hangs there by now
-    const query = new URLSearchParams({ text: address });
-    code.querySelector("a").href = address;
+    const query = new URLSearchParams({ text: address.code });
+    code.querySelector("a").href = address.whole;
+    code.style.setProperty("--dense", Math.max(1, Math.sqrt(address.code.length / 430)).toFixed(2)); // signs of one size
     code.querySelector("img").src = new URL(`../qr.svg?${query}`, import.meta.url);
-    code.querySelector("figcaption").textContent = LOOPBACK.test(new URL(address).host)
+    code.querySelector("figcaption").textContent = LOOPBACK.test(new URL(address.whole).host)
       ? "Take this label home. Phones reach it when this page is opened by the machine's network name."
       : "Take this label home: point your phone here.";
-    code.hidden = !this.#parts.camera.hidden;
+    code.hidden = this.#hangs === "camera";
   }
 
   #tell(message) {
@@ -288,6 +283,11 @@ class Placard extends HTMLElement {
   }
 
   // ---- the wall ------------------------------------------------------------------------------------------------------
+
+  // People who stand before a wall can do nothing: its label asks for their patience.
+  #pause(why) {
+    this.#showLabel({ title: "Please wait", text: `${sentence(why)} ${BY_ITSELF}` });
+  }
 
   async #beginWall() {
     this.firstElementChild.classList.add("on-wall");
@@ -298,13 +298,6 @@ class Placard extends HTMLElement {
       if (!this.isConnected) return;
     }
   }
-}
-
-function cameraTrouble({ name, message }) {
-  if (name === "NotAllowedError") return "The browser did not allow the camera. Allow it beside the address.";
-  if (name === "NotFoundError") return "There is no camera here. Plug one in.";
-  if (name === "NotReadableError") return "Another program uses the camera. Close it.";
-  return sentence(message);
 }
 
 customElements.define("beholder-placard", Placard);

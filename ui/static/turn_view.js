@@ -1,8 +1,10 @@
 // One question and its answer, as the tab Picture shows them.
 
+import { withAdvice } from "./advice.js";
 import { copy } from "./clipboard.js";
 import { settled } from "./graphemes.js";
-import { sentence } from "./sentences.js";
+
+const NEXT = { again: "Ask again", other: "Ask something else, or begin anew" }; // what a visitor can do
 
 /** `element` is a list item; `update` follows the turn. */
 export class TurnView {
@@ -44,10 +46,10 @@ export class TurnView {
     this.#parts.which.textContent = `with ${media.map(this.#numberOf).join(", ")}`;
     this.#parts.answer.textContent = state === "answering" ? settled(answer) : answer;
     this.#parts.error.hidden = !error;
-    if (error) this.#parts.error.textContent = withAdvice(error);
+    if (error) this.#parts.error.textContent = withAdvice(error, NEXT);
     this.#parts.copy.hidden = !answer || state === "answering";
     this.#parts.again.hidden = !isLast;
-    this.#parts.again.textContent = state === "failed" ? "Ask again" : "Another answer";
+    this.#parts.again.textContent = state === "failed" || !answer ? "Ask again" : "Another answer";
     this.#parts.facts.textContent = state === "stopped" ? "Stopped." : facts ? inWords(facts) : "";
   }
 
@@ -55,10 +57,6 @@ export class TurnView {
     this.#parts.copy.textContent = (await copy(this.#turn.answer)) ? "Copied" : "Not copied";
     setTimeout(() => (this.#parts.copy.textContent = "Copy"), 1500);
   }
-}
-
-function withAdvice({ message, status, retryAfterS }) {
-  return status === 429 || retryAfterS ? `${sentence(message)} Ask again then.` : sentence(message);
 }
 
 function inWords({ ttftMs, tokensPerS, promptTokens, cachedTokens }) {
