@@ -23,6 +23,7 @@ from engine.batch import Row
 from engine.cpu.native import NativeModel, Step, is_beside_torch, library
 from engine.models.decoder import Decoder
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
+from engine.speculation.drafter import Drafter
 from engine.speculation.tree import hidden, offsets
 from preprocess.blocks.rope import MRope
 
@@ -63,7 +64,7 @@ class CpuRunner(TorchRunner):
         self.kernel = "native"
         self._library = loaded
         self.chunks_by_torch = is_beside_torch()
-        self._native = NativeModel(model, keep=self.chunks_by_torch)
+        self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._step = Step(
@@ -74,6 +75,14 @@ class CpuRunner(TorchRunner):
         )
         table = model.embedding.table
         self._table_at, self._table_stride = table.data_ptr(), table.stride(0) * table.itemsize
+
+    def guess_with(self, drafter: Drafter) -> None:
+        """See `TorchRunner.guess_with`."""
+        super().guess_with(drafter)
+        if (told := drafter.told) is not None:
+            self._told_layers = np.array(told.layers, np.int32)
+            self._step.told, self._step.num_told = self._told_layers.ctypes.data, len(told.layers)
+            self._step.features = told.features.data_ptr()
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -110,7 +119,7 @@ class CpuRunner(TorchRunner):
         ends_array = np.array(ends, np.int32)
         logits = torch.empty((len(ends), self.vocab_size))
 
-        step, model = self._step, ctypes.byref(self._native.model)
+        step, model = self._step, ctypes.byref(self.native.model)
         step.rows, step.num_rows = table.ctypes.data, len(rows)
         step.embeddings, step.taps, step.num_tokens = embeddings.ctypes.data, taps.ctypes.data, num_tokens
         step.rotation, step.rotation_rows = rotation.data_ptr(), rotation_rows.ctypes.data
@@ -167,6 +176,11 @@ class CpuRunner(TorchRunner):
                     part.embeddings.data_ptr() + np.arange(part.first, part.first + part.count) * stride
                 )
                 taps[at : at + part.count] = self.encoder.num_taps
+                if self._told is not None:
+                    start = row.start + part.start
+                    seen = part.embeddings.view(len(part.embeddings), -1)[part.first : part.first + part.count]
+                    slots = self.slot_table[row.table_row, start : start + part.count].long()
+                    self._told.seen.index_copy_(0, slots, seen[:, : self._told.seen.shape[1]])
         return addresses.view(np.uint64), taps
 
     def _rotations(
@@ -184,7 +198,7 @@ class CpuRunner(TorchRunner):
 
     def _reserve(self, num_tokens: int) -> None:
         """Have a workspace for so many tokens, which begins at a multiple of 64 bytes."""
-        size = self._library.beholder_workspace(ctypes.byref(self._native.model), num_tokens)
+        size = self._library.beholder_workspace(ctypes.byref(self.native.model), num_tokens)
         if size + 64 > len(self._workspace):
             self._workspace = torch.empty(size + 64, dtype=torch.uint8)
             self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64

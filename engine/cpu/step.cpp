@@ -38,7 +38,7 @@
 
 namespace {
 
-constexpr int VERSION = 1;     // of what native.py is told of this file
+constexpr int VERSION = 2;     // of what native.py is told of this file
 constexpr int GROUP = 128;     // outputs whose weights stand together
 constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
@@ -89,8 +89,10 @@ struct Step {
     const int32_t* ends;                // tokens whose logits are wanted
     float* logits;                      // (num_ends, vocab)
     char* workspace;
+    const int32_t* told;                // after so many layers, hidden states are told to a draft head
+    uint16_t* features;                 // bfloat16 (num_slots, num_told * hidden): there, by slot
     int64_t num_slots, table_width;
-    int32_t num_rows, num_tokens, num_ends;
+    int32_t num_rows, num_tokens, num_ends, num_told;
 };
 
 int padded(int count) { return (count + HALF - 1) / HALF * HALF; }
@@ -715,6 +717,22 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
     });
 }
 
+// What `layers` layers have made of all tokens, to whoever wants to know it.
+void tell(const Crew& crew, const Model& model, const Step& step, const Work& work, const std::vector<Part>& parts,
+          int layers) {
+    for (int which = 0; which < step.num_told; which++) {
+        if (step.told[which] != layers) continue;
+        crew.run(int(parts.size()), [&](int item) {
+            const Part& part = parts[item];
+            for (int t = part.from; t < part.from + part.count; t++) {
+                const int slot = step.slot_table[part.row->table_row * step.table_width + part.row->start + t];
+                store_bf16(step.features + (size_t(slot) * step.num_told + which) * model.hidden,
+                           work.x + size_t(part.row->first + t) * padded(model.hidden), model.hidden);
+            }
+        });
+    }
+}
+
 void run_head(const Crew& crew, const Model& model, const Step& step, const Work& work) {
     const size_t vocab = model.head.outputs;
     crew.run(step.num_ends, [&](int end) {
@@ -747,9 +765,15 @@ EXPORT void beholder_step(const Model* model, const Step* step, int32_t first, i
         for (int from = 0; from < row->length; from += most)
             parts.push_back({row, from, std::min(most, row->length - from)});
     if (first == 0) embed(crew, *model, *step, work);
-    for (int index = first; index < last; index++) run_layer(crew, *model, *step, work, parts, index);
+    for (int index = first; index < last; index++) {
+        tell(crew, *model, *step, work, parts, index);
+        run_layer(crew, *model, *step, work, parts, index);
+    }
+    if (last == model->num_layers) tell(crew, *model, *step, work, parts, last);
     if (last == model->num_layers && step->num_ends) run_head(crew, *model, *step, work);
 }
+
+#include "head.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.speculation.drafting import Kind
+    from engine.speculation.torch_drafters import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Drafter(Protocol):
         max_positions: It guesses nothing at or beyond.
         cost: Time of one token, as a part of the target's: what is believed before it is measured.
         token_bytes: What an entry takes.
+        told: What the target has to write down of each step's tokens; None: nothing.
     """
 
     kind: Kind
@@ -64,6 +66,11 @@ class Drafter(Protocol):
     cost: float
     token_bytes: int
 
+    @property
+    def told(self) -> Told | None:
+        """See above."""
+        ...
+
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """Computes the entries of all tokens of `rows`, each row another sequence.
 
@@ -72,6 +79,12 @@ class Drafter(Protocol):
         Returns:
             float32 (rows that ask, the target's vocabulary): logits of what follows, in the order of `rows`. Ids that
             the drafter does not know are -inf.
+        """
+        ...
+
+    def guess(self, rows: Sequence[DraftRow], lengths: Sequence[int]) -> list[list[int]] | None:
+        """As `forward` of rows that are not guessed, and then one guess after the other, the likeliest each time: those
+        of the rows that ask, so many of each. None: this one gives logits only.
         """
         ...
 
