@@ -29,6 +29,7 @@ struct Draft {
     const Row* rows;                    // of pairs
     const int32_t* ends;                // rows after whose last pair is guessed
     const int32_t* lengths;             // so many tokens each; null: logits are wanted, nobody chooses here
+    const uint16_t* const* allowed;     // of each end bits of the model's ids, for its first guess; null: all ids
     const uint16_t* const* embeddings;  // of each pair's token, bfloat16 (hidden,)
     const uint16_t* table;              // bfloat16 (ids, table_stride): embeddings of guesses
     const uint16_t* features;           // bfloat16 (num_slots, num_features * hidden)
@@ -197,15 +198,27 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
     });
 }
 
-// The first of the largest; 0 where none is a number.
-int largest(const float* logits, int count) {
+// The likeliest of the head's ids, the first of several, among those whose bits `allowed` has (null: all); 0 where none
+// is a number.
+int likeliest(const Head& head, const float* logits, const uint16_t* allowed) {
+    const int count = head.head.outputs;
+    const auto lanes_at = [&](int i) {
+        __mmask16 lanes = first_lanes(count - i);
+        if (allowed && !head.targets) lanes &= allowed[i / 16];
+        if (allowed && head.targets)
+            for (int j = 0; j < 16 && i + j < count; j++) {
+                const int id = head.targets[i + j];
+                if (!(allowed[id / 16] >> id % 16 & 1)) lanes &= ~(1 << j);
+            }
+        return lanes;
+    };
     __m512 most = _mm512_set1_ps(-INFINITY);
-    for (int i = 0; i < count; i += 16)
-        most = _mm512_max_ps(_mm512_mask_loadu_ps(most, first_lanes(count - i), logits + i), most);
+    for (int i = 0; i < count; i += 16)  // the order of these lets what is no number fall
+        most = _mm512_max_ps(_mm512_mask_loadu_ps(most, lanes_at(i), logits + i), most);
     const __m512 wanted = _mm512_set1_ps(_mm512_reduce_max_ps(most));
     for (int i = 0; i < count; i += 16) {
-        const __mmask16 lanes = first_lanes(count - i);
-        const __mmask16 found = _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, logits + i), wanted, 0);
+        const __m512 v = _mm512_maskz_loadu_ps(first_lanes(count - i), logits + i);
+        const __mmask16 found = _mm512_mask_cmp_ps_mask(lanes_at(i), v, wanted, _CMP_EQ_OQ);
         if (found) return i + __builtin_ctz(found);
     }
     return 0;
@@ -248,7 +261,8 @@ EXPORT void beholder_draft(const Head* head, const Draft* draft, int32_t num_thr
         std::vector<int> go_on;
         for (size_t i = 0; i < asking.size(); i++) {
             const int e = asking[i];
-            const int own = largest(draft->logits + i * head->head.outputs, head->head.outputs);
+            const uint16_t* allowed = count == 1 && draft->allowed ? draft->allowed[e] : nullptr;
+            const int own = likeliest(*head, draft->logits + i * head->head.outputs, allowed);
             const int64_t id = head->targets ? head->targets[own] : own;
             draft->guesses[e * most + count - 1] = int32_t(id);
             if (count >= draft->lengths[e]) continue;

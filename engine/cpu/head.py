@@ -61,6 +61,7 @@ class _Draft(ctypes.Structure):
         ("rows", _P),
         ("ends", _P),
         ("lengths", _P),
+        ("allowed", _P),
         ("embeddings", _P),
         ("table", _P),
         ("features", _P),
@@ -165,8 +166,14 @@ class NativeHead:
             return logits
         return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(1, self._targets, logits)
 
-    def guess(self, rows: Sequence[DraftRow], lengths: Sequence[int]) -> list[list[int]]:
+    def guess(
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+    ) -> list[list[int]]:
         """See `Drafter.guess`."""
+        masks = None
+        if any(words is not None for words in allowed):
+            masks = np.array([0 if words is None else words.ctypes.data for words in allowed], np.uint64)
+        self._draft.allowed = None if masks is None else masks.ctypes.data
         _, guesses = self._run(rows, np.array(lengths, np.int32), False)
         return [guesses[index, :length].tolist() for index, length in enumerate(lengths)]
 

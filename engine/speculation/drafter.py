@@ -82,9 +82,12 @@ class Drafter(Protocol):
         """
         ...
 
-    def guess(self, rows: Sequence[DraftRow], lengths: Sequence[int]) -> list[list[int]] | None:
+    def guess(
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+    ) -> list[list[int]] | None:
         """As `forward` of rows that are not guessed, and then one guess after the other, the likeliest each time: those
-        of the rows that ask, so many of each. None: this one gives logits only.
+        of the rows that ask, so many of each. `allowed`: bits of the ids that the first may be, as in
+        `engine.batch.TokenMask.words`; None: any. None is returned by one that gives logits only.
         """
         ...
 

@@ -51,6 +51,15 @@ class _Guesses:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     is_over: bool = False
 
+    def ends_with(self, token_id: int) -> bool:
+        """Whether the answer ends with such a next guess: nobody needs to know what would follow, so it need not be
+        checked.
+        """
+        params = self.sequence.request.sampling
+        return token_id in params.stop_token_ids and (
+            len(self.sequence.output_ids) + len(self.token_ids) >= params.min_tokens
+        )
+
 
 class ModelDrafting:
     """See above. Guesses are drawn as the target draws, with the same noise, penalties and masks: so they are right as
@@ -132,14 +141,10 @@ class ModelDrafting:
         if not rows:
             return
         started_s = self._clock()
-        if asking and all(_is_plain(guesses) for guesses in asking):
-            guessed = self._drafter.guess(rows, [guesses.length for guesses in asking])
-            if guessed is not None:
-                for guesses, token_ids in zip(asking, guessed, strict=True):
-                    _take_all(guesses, token_ids)
-                elapsed_s, count = self._clock() - started_s, max(guesses.length for guesses in asking)
-                self.took = len(rows), late, count, elapsed_s / count, elapsed_s * (count - 1) / count
-                return
+        if asking and all(_is_plain(guesses) for guesses in asking) and self._guess_at_once(rows, asking):
+            elapsed_s, count = self._clock() - started_s, max(guesses.length for guesses in asking)
+            self.took = len(rows), late, count, elapsed_s / count, elapsed_s * (count - 1) / count
+            return
         logits = self._drafter.forward(rows, guessed=False)
         first_s = self._clock() - started_s
         num_forwards = 1
@@ -152,6 +157,21 @@ class ModelDrafting:
                 logits = self._drafter.forward([self._next_row(guesses) for guesses in asking], guessed=True)
                 num_forwards += 1
         self.took = len(rows), late, num_forwards, first_s, self._clock() - started_s - first_s
+
+    def _guess_at_once(self, rows: list[DraftRow], asking: list[_Guesses]) -> bool:
+        """All guesses in one call where the drafter can. Behind the first one a grammar is not asked what it allows: a
+        guess that it does not is dropped afterwards, with those behind it.
+        """
+        allowed = [None if guesses.ahead is None else guesses.ahead.words() for guesses in asking]
+        guessed = self._drafter.guess(rows, [guesses.length for guesses in asking], allowed)
+        if guessed is None:
+            return False
+        for guesses, token_ids in zip(asking, guessed, strict=True):
+            for token_id in token_ids:
+                if guesses.ends_with(token_id):
+                    break
+                guesses.token_ids.append(token_id)
+        return True
 
     def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
         """What is missing up to each sequence's last token, as far as `MOST_LATE` allows; who is complete then, and how
@@ -220,11 +240,8 @@ def _padded(vision: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
 
 
 def _take(guesses: _Guesses, token_id: int) -> None:
-    """The next guess, unless it ends the answer: nobody needs to know what would follow, so it need not be checked."""
-    sequence = guesses.sequence
-    params = sequence.request.sampling
-    output_index = len(sequence.output_ids) + len(guesses.token_ids)
-    guesses.is_over = token_id in params.stop_token_ids and output_index >= params.min_tokens
+    """The next guess, unless it ends the answer."""
+    guesses.is_over = guesses.ends_with(token_id)
     if guesses.ahead is not None and not guesses.is_over:
         guesses.ahead.advance(token_id)
         guesses.is_over = guesses.ahead.is_over
@@ -233,17 +250,9 @@ def _take(guesses: _Guesses, token_id: int) -> None:
 
 
 def _is_plain(guesses: _Guesses) -> bool:
-    """Whether the likeliest token is what the target will draw."""
-    sampling = guesses.sequence.sampling()
-    return guesses.ahead is None and sampling.params.temperature < COLDEST and not is_changed(sampling)
-
-
-def _take_all(guesses: _Guesses, token_ids: Ordered[int]) -> None:
-    """Guesses up to the one that ends the answer."""
-    for token_id in token_ids:
-        _take(guesses, token_id)
-        if guesses.is_over:
-            return
+    """Whether the target will draw the likeliest token, of those that a grammar allows."""
+    sampling = guesses.sequence.sampling((), guesses.ahead)
+    return sampling.params.temperature < COLDEST and not is_changed(sampling)
 
 
 def _sampling(guesses: _Guesses) -> RowSampling:

@@ -194,7 +194,9 @@ class DraftModel:
         hidden = self.model.forward(embedded, step.rotary, step.plan)
         return widened(self.model.logits(hidden.index_select(0, step.ends)), self._vocab_size)
 
-    def guess(self, rows: Sequence[DraftRow], lengths: Sequence[int]) -> None:
+    def guess(
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+    ) -> None:
         """See `Drafter.guess`."""
         return None
 
@@ -247,7 +249,9 @@ class Head:
         self._ahead.index_copy_(0, step.table_rows.index_select(0, step.ends), hidden)
         return self.model.logits(hidden, self._target)
 
-    def guess(self, rows: Sequence[DraftRow], lengths: Sequence[int]) -> None:
+    def guess(
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+    ) -> None:
         """See `Drafter.guess`."""
         return None
 
