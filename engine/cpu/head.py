@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -118,10 +117,18 @@ class NativeHead:
         self._slots = pools.slot_table.numpy()
         self._pool = pools.zeros(pools.num_slots, 2, config.num_kv_heads, config.head_dim)
         self._ahead = torch.zeros(pools.slot_table.shape[0], padded(config.hidden_size))
-        self._embedding = (model.embedding or target.embedding).table
-        table = self._embedding
-        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._table = table = (model.embedding or target.embedding).table
+        self._table_at, self._table_bytes = table.data_ptr(), table.stride(0) * table.itemsize
+        self._num_reserved = 0
+        rows = pools.slot_table.shape[0]
+        # What a call is told and says, in memory of its own, since numpy takes its time to say where an array lies.
+        self._rows = np.zeros((rows, 4), np.int32)  # `Row` of step.cpp
+        self._ends = np.zeros(rows, np.int32)
+        self._lengths = np.zeros(rows, np.int32)
+        self._allowed = np.zeros(rows, np.uint64)
         self._draft = _Draft(
+            rows=self._rows.ctypes.data,
+            ends=self._ends.ctypes.data,
             table=table.data_ptr(),
             features=self.told.features.data_ptr(),
             ahead=self._ahead.data_ptr(),
@@ -131,6 +138,11 @@ class NativeHead:
             table_width=pools.slot_table.shape[1],
             table_stride=table.stride(0),
         )
+        self._lengths_at, self._allowed_at = self._lengths.ctypes.data, self._allowed.ctypes.data
+        self._pointers = ctypes.byref(self._head), ctypes.byref(self._draft)
+        self._guesses = torch.empty(0, dtype=torch.int32)
+        self._logits = torch.empty((rows, self._head.head.outputs))
+        self._reserve(64, 15 * rows)
 
     def _laid_out(self, model: Eagle3) -> _Head:
         config, weights = model.config, self._weights
@@ -161,72 +173,74 @@ class NativeHead:
 
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """See `Drafter.forward`."""
-        logits, _ = self._run(rows, None, guessed)
+        draft = self._draft
+        num_ends = self._lay_out(rows, 0)
+        logits = torch.empty((num_ends, self._head.head.outputs))
+        draft.logits, draft.lengths, draft.is_guessed = logits.data_ptr(), None, guessed
+        self._library.beholder_draft(*self._pointers, self.threads)
         if self._targets is None:
             return logits
-        return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(1, self._targets, logits)
+        return logits.new_full((num_ends, self._vocab_size), -torch.inf).index_copy_(1, self._targets, logits)
 
     def guess(
         self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
     ) -> list[list[int]]:
         """See `Drafter.guess`."""
-        masks = None
+        draft, most = self._draft, max(lengths)
+        num_ends = self._lay_out(rows, most - 1)
+        assert num_ends == len(lengths)
+        self._lengths[:num_ends] = lengths
+        draft.allowed = None
         if any(words is not None for words in allowed):
-            masks = np.array([0 if words is None else words.ctypes.data for words in allowed], np.uint64)
-        self._draft.allowed = None if masks is None else masks.ctypes.data
-        _, guesses = self._run(rows, np.array(lengths, np.int32), False)
-        return [guesses[index, :length].tolist() for index, length in enumerate(lengths)]
+            self._allowed[:num_ends] = [0 if words is None else words.ctypes.data for words in allowed]
+            draft.allowed = self._allowed_at
+        draft.logits = self._logits.data_ptr()
+        draft.lengths, draft.is_guessed = self._lengths_at, False
+        self._library.beholder_draft(*self._pointers, self.threads)
+        guesses: list[int] = self._guesses[: num_ends * most].tolist()
+        return [guesses[most * index : most * index + length] for index, length in enumerate(lengths)]
 
     def warm_up(self) -> None:
         """See `Drafter.warm_up`."""
         warm_up(self)
 
-    def _run(
-        self, rows: Sequence[DraftRow], lengths: NDArray[np.int32] | None, is_guessed: bool
-    ) -> tuple[torch.Tensor, NDArray[np.int32]]:
-        """Logits of the head's own ids after the ends of rows that ask, or guesses (ends, most of `lengths`)."""
-        table = np.empty((len(rows), 4), np.int32)  # `Row` of step.cpp
-        num_pairs = 0
+    def _lay_out(self, rows: Sequence[DraftRow], num_further: int) -> int:
+        """Say what is to be computed, and that each row guesses so many tokens beyond one at most.
+
+        Returns:
+            How many rows ask.
+        """
+        base, stride = self._table_at, self._table_bytes
+        addresses: list[int] = []
+        table, ends = [], []
         for index, row in enumerate(rows):
-            table[index] = row.table_row, row.start - _LAG, num_pairs, len(row.token_ids)
-            num_pairs += len(row.token_ids)
-        ends = np.array([index for index, row in enumerate(rows) if row.asks], np.int32)
-        num_further = 0 if lengths is None else int(lengths.max(initial=1)) - 1
-        embeddings = self._embeddings(rows, table, num_pairs)
-        rotation = self._rotations(rows, ends, num_further)
-        logits = torch.empty((len(ends), self._head.head.outputs))
-        guesses = np.empty((len(ends), num_further + 1), np.int32)
-
-        draft, head = self._draft, ctypes.byref(self._head)
-        draft.rows, draft.num_rows = table.ctypes.data, len(rows)
-        draft.ends, draft.num_ends = ends.ctypes.data, len(ends)
-        draft.lengths = None if lengths is None else lengths.ctypes.data
-        draft.embeddings, draft.num_pairs = embeddings.ctypes.data, num_pairs
-        draft.rotation, draft.in_order = rotation.data_ptr(), rotation is not self._rope.table
-        draft.logits, draft.guesses, draft.is_guessed = logits.data_ptr(), guesses.ctypes.data, is_guessed
-        self._reserve(num_pairs)
-        self._library.beholder_draft(head, ctypes.byref(draft), self.threads)
-        return logits, guesses
-
-    def _embeddings(
-        self, rows: Sequence[DraftRow], table: NDArray[np.int32], num_pairs: int
-    ) -> NDArray[np.uint64]:
-        """Of each token the address of its embedding: of text by id, of vision tokens as the target had it."""
-        stride = self._embedding.stride(0) * self._embedding.itemsize
-        ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), np.int64, num_pairs)
-        addresses = self._embedding.data_ptr() + ids * stride
-        seen = self.told.seen
-        for row, first in zip(rows, table[:, 2].tolist(), strict=True):
-            if row.vision is not None:
+            first = len(addresses)
+            table.append((row.table_row, row.start - _LAG, first, len(row.token_ids)))
+            addresses.extend([base + token_id * stride for token_id in row.token_ids])
+            if row.vision is not None:  # as the target had them
+                seen = self.told.seen
                 places = np.flatnonzero(row.vision)
-                slots = self._slots[row.table_row, row.start + places].astype(np.int64)
-                addresses[first + places] = seen.data_ptr() + slots * seen.stride(0) * seen.itemsize
-        return addresses.view(np.uint64)
+                slots = self._slots[row.table_row, row.start + places].tolist()
+                for place, slot in zip(places.tolist(), slots, strict=True):
+                    addresses[first + place] = seen.data_ptr() + slot * seen.stride(0) * seen.itemsize
+            if row.asks:
+                ends.append(index)
+        num_pairs, num_ends = len(addresses), len(ends)
+        if num_pairs > self._num_reserved or num_ends * (num_further + 1) > len(self._guesses):
+            self._reserve(num_pairs, num_ends * (num_further + 1))
+        self._rows[: len(rows)] = table
+        self._ends[:num_ends] = ends
+        self._embeddings[:num_pairs] = addresses
+        draft = self._draft
+        draft.num_rows, draft.num_pairs, draft.num_ends = len(rows), num_pairs, num_ends
+        rope = self._rope
+        draft.in_order = isinstance(rope, MRope)
+        self._rotation = rope.table if not isinstance(rope, MRope) else self._rotations(rope, rows, ends, num_further)
+        draft.rotation = self._rotation.data_ptr()
+        return num_ends
 
-    def _rotations(self, rows: Sequence[DraftRow], ends: NDArray[np.int32], num_further: int) -> torch.Tensor:
-        """bfloat16 (any, 2, head_dim) of `Rope`: by position, or in the order of `Draft` in head.h."""
-        if not isinstance(self._rope, MRope):
-            return self._rope.table
+    def _rotations(self, rope: MRope, rows: Sequence[DraftRow], ends: Sequence[int], num_further: int) -> torch.Tensor:
+        """bfloat16 (any, 2, head_dim), in the order of `Draft` in head.h."""
         parts = []
         for row in rows:
             first = row.start - _LAG + row.position_delta
@@ -236,11 +250,15 @@ class NativeHead:
         further = np.add.outer(np.arange(1, num_further + 1), np.array(last, np.int64)).reshape(-1)
         parts.append(np.broadcast_to(further, (3, len(further))))
         positions = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.int64))
-        return torch.cat(self._rope.at(positions), dim=1)
+        return torch.cat(rope.at(positions), dim=1)
 
-    def _reserve(self, num_pairs: int) -> None:
-        """Have a workspace for so many pairs, which begins at a multiple of 64 bytes."""
-        size = self._library.beholder_draft_workspace(ctypes.byref(self._head), num_pairs)
-        if size + 64 > len(self._workspace):
-            self._workspace = torch.empty(size + 64, dtype=torch.uint8)
-            self._draft.workspace = -(-self._workspace.data_ptr() // 64) * 64
+    def _reserve(self, num_pairs: int, num_guesses: int) -> None:
+        """Have room for so many pairs and guesses."""
+        self._num_reserved = max(num_pairs, self._num_reserved)
+        size = self._library.beholder_draft_workspace(self._pointers[0], self._num_reserved)
+        self._workspace = torch.empty(size + 64, dtype=torch.uint8)
+        self._embeddings = np.empty(self._num_reserved, np.int64)
+        self._guesses = torch.empty(max(num_guesses, len(self._guesses)), dtype=torch.int32)
+        self._draft.workspace = -(-self._workspace.data_ptr() // 64) * 64  # from a multiple of 64 bytes on
+        self._draft.embeddings = self._embeddings.ctypes.data
+        self._draft.guesses = self._guesses.data_ptr()
