@@ -81,14 +81,29 @@ def finite(logits: torch.Tensor) -> torch.Tensor:
 
 def is_changed(row: RowSampling) -> bool:
     """Whether anything touches the row's logits before temperature."""
-    params = row.params
+    return bool(row.banned_ids) or _changes(row.params)
+
+
+def _changes(params: SamplingParams) -> bool:
     return bool(
-        row.banned_ids
-        or params.logit_bias
+        params.logit_bias
         or params.repetition_penalty != 1.0
         or params.presence_penalty
         or params.frequency_penalty
     )
+
+
+def plainly_greedy(rows: Sequence[RowSampling]) -> list[int]:
+    """Which rows want the largest of their finite logits, or of those that a grammar allows, and nothing else."""
+    greedy: list[int] = []
+    params, is_plain = None, False
+    for index, row in enumerate(rows):
+        if row.params is not params:  # a row and its drafts share them
+            params = row.params
+            is_plain = params.temperature < COLDEST and params.logprobs is None and not _changes(params)
+        if is_plain and not row.banned_ids:
+            greedy.append(index)
+    return greedy
 
 
 def _change(scores: torch.Tensor, row: RowSampling) -> None:

@@ -167,8 +167,8 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
     });
     crew.run(num_ends * head.num_kv_heads, [&](int item) {
         const int e = item / head.num_kv_heads;
-        const Row row = {pairs[ends[e]].table_row, pairs[ends[e]].position, e, 1};
-        attend(shape, step, work.heads, 0, row, 0, 1, item % head.num_kv_heads);
+        const Row row = {pairs[ends[e]].table_row, pairs[ends[e]].position, e, 1, 0};
+        Attention(shape, step, work.heads, 0, Part{&row, 1, 0, 1, 0}, item % head.num_kv_heads);
     });
     const auto add_to_x = [&](int e, int half, const __m512* y) {
         float* x = work.x + size_t(e) * hidden + half * HALF;
@@ -198,30 +198,19 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
     });
 }
 
-// The likeliest of the head's ids, the first of several, among those whose bits `allowed` has (null: all); 0 where none
-// is a number.
+// The likeliest of the head's ids, of those whose bits `allowed` has (null: all).
 int likeliest(const Head& head, const float* logits, const uint16_t* allowed) {
     const int count = head.head.outputs;
-    const auto lanes_at = [&](int i) {
-        __mmask16 lanes = first_lanes(count - i);
-        if (allowed && !head.targets) lanes &= allowed[i / 16];
-        if (allowed && head.targets)
-            for (int j = 0; j < 16 && i + j < count; j++) {
-                const int id = head.targets[i + j];
-                if (!(allowed[id / 16] >> id % 16 & 1)) lanes &= ~(1 << j);
-            }
-        return lanes;
-    };
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    for (int i = 0; i < count; i += 16)  // the order of these lets what is no number fall
-        most = _mm512_max_ps(_mm512_mask_loadu_ps(most, lanes_at(i), logits + i), most);
-    const __m512 wanted = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-    for (int i = 0; i < count; i += 16) {
-        const __m512 v = _mm512_maskz_loadu_ps(first_lanes(count - i), logits + i);
-        const __mmask16 found = _mm512_mask_cmp_ps_mask(lanes_at(i), v, wanted, _CMP_EQ_OQ);
-        if (found) return i + __builtin_ctz(found);
+    if (!allowed || !head.targets) return best(logits, allowed, count, (count + 31) / 32);
+    int found = 0;
+    bool is_first = true;
+    for (int own = 0; own < count; own++) {
+        const int32_t id = head.targets[own];
+        if (!(allowed[id / 16] >> id % 16 & 1) || !(is_first || logits[own] > logits[found])) continue;
+        found = own;
+        is_first = false;
     }
-    return 0;
+    return found;
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ class NativeHead:
         self._num_reserved = 0
         rows = pools.slot_table.shape[0]
         # What a call is told and says, in memory of its own, since numpy takes its time to say where an array lies.
-        self._rows = np.zeros((rows, 4), np.int32)  # `Row` of step.cpp
+        self._rows = np.zeros((rows, 5), np.int32)  # `Row` of step.cpp
         self._ends = np.zeros(rows, np.int32)
         self._lengths = np.zeros(rows, np.int32)
         self._allowed = np.zeros(rows, np.uint64)
@@ -215,7 +215,7 @@ class NativeHead:
         table, ends = [], []
         for index, row in enumerate(rows):
             first = len(addresses)
-            table.append((row.table_row, row.start - _LAG, first, len(row.token_ids)))
+            table.append((row.table_row, row.start - _LAG, first, len(row.token_ids), 0))
             addresses.extend([base + token_id * stride for token_id in row.token_ids])
             if row.vision is not None:  # as the target had them
                 seen = self.told.seen

@@ -18,7 +18,7 @@ from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of what step.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
@@ -125,6 +125,8 @@ def library() -> ctypes.CDLL | None:
     loaded.beholder_draft_workspace.restype = _I64
     loaded.beholder_draft.argtypes = (_P, _P, _I32)
     loaded.beholder_draft.restype = None
+    loaded.beholder_best.argtypes = (_P, _P, _I32, _I32, _P, _I32, _P, _I32)
+    loaded.beholder_best.restype = None
     return loaded
 
 

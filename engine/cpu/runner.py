@@ -10,19 +10,20 @@ prompts are torch's, and what holds for all tokens elsewhere holds for decoding 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import count
 from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from engine.batch import Row
+from engine.batch import Row, SampledToken, TokenMask
 from engine.cpu.native import NativeModel, Step, is_beside_torch, library
 from engine.models.decoder import Decoder
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
+from engine.sampling import plainly_greedy, sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.tree import hidden, offsets
 from preprocess.blocks.rope import MRope
@@ -67,12 +68,14 @@ class CpuRunner(TorchRunner):
         self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._num_reserved = 0
         self._step = Step(
             slot_table=self.slot_table.data_ptr(),
             kv_pool=self.kv_pool.data_ptr(),
             num_slots=num_slots,
             table_width=max_positions,
         )
+        self._model_at, self._step_at = ctypes.addressof(self.native.model), ctypes.addressof(self._step)
         table = model.embedding.table
         self._table_at, self._table_stride = table.data_ptr(), table.stride(0) * table.itemsize
 
@@ -80,9 +83,26 @@ class CpuRunner(TorchRunner):
         """See `TorchRunner.guess_with`."""
         super().guess_with(drafter)
         if (told := drafter.told) is not None:
-            self._told_layers = np.array(told.layers, np.int32)
-            self._step.told, self._step.num_told = self._told_layers.ctypes.data, len(told.layers)
+            self._told_layers = array("i", told.layers)
+            self._step.told, self._step.num_told = _address(self._told_layers), len(told.layers)
             self._step.features = told.features.data_ptr()
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """See `Runner.step`."""
+        asked = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
+        logits = self.logits(rows)
+        greedy = plainly_greedy(asked)
+        if not greedy:
+            return sample(logits, asked) if asked else []
+        best = self._best(logits, greedy, [asked[index].allowed for index in greedy])
+        if len(greedy) == len(asked):
+            return best
+        places = dict(zip(greedy, best, strict=True))
+        others = [index for index in range(len(asked)) if index not in places]
+        drawn = sample(logits[torch.tensor(others)], [asked[index] for index in others])
+        places.update(zip(others, drawn, strict=True))
+        return [places[index] for index in range(len(asked))]
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -100,47 +120,75 @@ class CpuRunner(TorchRunner):
         logits[from_torch], logits[~from_torch] = by_torch, native
         return logits
 
+    def _best(
+        self, logits: torch.Tensor, indices: Sequence[int], allowed: Sequence[TokenMask | None]
+    ) -> list[SampledToken]:
+        """Of these rows of logits the largest, of those that a grammar allows where there is one: what `sample` says of
+        rows that are `plainly_greedy`, in one call.
+        """
+        words = [mask.words() for mask in allowed if mask is not None]
+        masks = np.stack(words) if words else None
+        numbers = count()
+        chosen = array("i")
+        for index, mask in zip(indices, allowed, strict=True):
+            chosen.extend((index, -1 if mask is None else next(numbers)))
+        ids = array("q", bytes(8 * len(indices)))
+        self._library.beholder_best(
+            logits.data_ptr(),
+            _address(chosen),
+            len(indices),
+            self.vocab_size,
+            None if masks is None else masks.ctypes.data,
+            0 if masks is None else masks.shape[1],
+            _address(ids),
+            self.threads,
+        )
+        return [SampledToken(token_id) for token_id in ids]
+
     def _run(self, rows: Sequence[Row]) -> torch.Tensor:
-        """`logits` by the library."""
-        rows = self._without_trees(rows)
-        lengths = [len(row.token_ids) for row in rows]
-        num_tokens = sum(lengths)
-        table = np.empty((len(rows), 4), np.int32)  # `Row` of step.cpp
-        ends: list[int] = []
-        first = 0
-        for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            table[index] = row.table_row, row.start, first, length
-            first += length
+        """`logits` by the library. Its arrays are Python's own: those of numpy cost several times as much to make, and
+        a step has ten.
+        """
+        rows, shared = self._without_trees(rows)
+        table = array("i")  # `Row` of step.cpp
+        ids: list[int] = []
+        ends = array("i")
+        for row, num_shared in zip(rows, shared, strict=True):
+            length = len(row.token_ids)
+            table.extend((row.table_row, row.start, len(ids), length, num_shared))
+            ids.extend(row.token_ids)
             if row.sampling is not None:
-                ends.extend(range(first - 1 - len(row.drafted), first))
-        ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), np.int64, num_tokens)
-        embeddings, taps = self._embeddings(rows, table, ids)
-        rotation, rotation_rows = self._rotations(rows, table, num_tokens)
-        ends_array = np.array(ends, np.int32)
+                ends.extend(range(len(ids) - 1 - len(row.drafted), len(ids)))
+        num_tokens = len(ids)
+        addresses, taps = self._embeddings(rows, ids)
+        rotation, rotation_rows = self._rotations(rows)
         logits = torch.empty((len(ends), self.vocab_size))
 
-        step, model = self._step, ctypes.byref(self.native.model)
-        step.rows, step.num_rows = table.ctypes.data, len(rows)
-        step.embeddings, step.taps, step.num_tokens = embeddings.ctypes.data, taps.ctypes.data, num_tokens
-        step.rotation, step.rotation_rows = rotation.data_ptr(), rotation_rows.ctypes.data
-        step.ends, step.num_ends, step.logits = ends_array.ctypes.data, len(ends), logits.data_ptr()
+        step = self._step
+        step.rows, step.num_rows = _address(table), len(rows)
+        step.embeddings, step.taps, step.num_tokens = _address(addresses), _address(taps), num_tokens
+        step.rotation, step.rotation_rows = rotation.data_ptr(), _address(rotation_rows)
+        step.ends, step.num_ends, step.logits = _address(ends), len(ends), logits.data_ptr()
         self._reserve(num_tokens)
         num_layers = self.model.config.num_layers
         at_once = num_layers if num_tokens <= MOST_AT_ONCE else 1
         for layer in range(0, num_layers, at_once):
             self.model.progress()
-            self._library.beholder_step(model, ctypes.byref(step), layer, layer + at_once, self.threads)
+            self._library.beholder_step(self._model_at, self._step_at, layer, layer + at_once, self.threads)
         return logits
 
-    def _without_trees(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def _without_trees(self, rows: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
         """The same with each guess of a tree as a row of its own, whose places are those of the tokens that it sees:
-        the library knows chains only, and computes a token alike in any row.
+        the library knows chains only, and computes a token alike in any row. And how many first places each row shares
+        with the one before it, whose keys and values are read once for both.
         """
         if all(row.parents is None for row in rows):
-            return rows
+            return rows, [0] * len(rows)
         plain: list[Row] = []
+        shared: list[int] = []
         place = self.max_rows
         for row in rows:
+            shared.append(0)
             if row.parents is None:
                 plain.append(row)
                 continue
@@ -149,56 +197,62 @@ class CpuRunner(TorchRunner):
             given = None if axes is None else axes[:, :num_given]
             plain.append(replace(row, token_ids=row.token_ids[:num_given], positions=given, drafted=(), parents=None))
             depths, seen = offsets(row.parents, num_tokens), ~hidden(row.parents, num_tokens)
+            self._places[place : place + len(row.drafted), : row.start] = own[: row.start]
             for index, sampling in enumerate(row.drafted, start=num_given):
                 start = row.start + depths[index]
-                self._places[place, : row.start] = own[: row.start]
                 self._places[place, row.start : start + 1] = own[row.start : row.start + num_tokens][seen[index]]
                 at = None if axes is None else axes[:, index : index + 1]
                 plain.append(Row(place, start, row.token_ids[index : index + 1], sampling, (), at, row.position_delta))
+                shared.append(row.start)
                 place += 1
-        return plain
+        return plain, shared
 
-    def _embeddings(
-        self, rows: Sequence[Row], table: NDArray[np.int32], ids: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    def _embeddings(self, rows: Sequence[Row], ids: Sequence[int]) -> tuple[array[int], array[int]]:
         """Of each token the address of its embedding, and how many taps (DeepStack) stand behind it."""
-        taps = np.zeros(len(ids), np.int32)
-        if any(row.vision for row in rows):
-            for row, first in zip(rows, table[:, 2].tolist(), strict=True):
-                for part in row.vision:
-                    ids[first + part.start : first + part.start + part.count] = 0  # may be ids above the vocabulary
-        addresses = self._table_at + ids * self._table_stride
-        for row, first in zip(rows, table[:, 2].tolist(), strict=True):
+        table_at, stride = self._table_at, self._table_stride
+        taps = array("i", bytes(4 * len(ids)))
+        if not any(row.vision for row in rows):
+            return array("Q", [table_at + token_id * stride for token_id in ids]), taps
+        addresses = array("Q", bytes(8 * len(ids)))
+        first = 0
+        for row in rows:
+            own = list(row.token_ids)
             for part in row.vision:
-                at = first + part.start
-                stride = part.embeddings.stride(0) * part.embeddings.itemsize
-                addresses[at : at + part.count] = (
-                    part.embeddings.data_ptr() + np.arange(part.first, part.first + part.count) * stride
-                )
-                taps[at : at + part.count] = self.encoder.num_taps
+                own[part.start : part.start + part.count] = [0] * part.count  # may be ids above the vocabulary
+            addresses[first : first + len(own)] = array("Q", [table_at + token_id * stride for token_id in own])
+            for part in row.vision:
+                at, size = first + part.start, part.embeddings.stride(0) * part.embeddings.itemsize
+                begin = part.embeddings.data_ptr() + part.first * size
+                addresses[at : at + part.count] = array("Q", [begin + index * size for index in range(part.count)])
+                taps[at : at + part.count] = array("i", [self.encoder.num_taps]) * part.count
                 if self._told is not None:
                     start = row.start + part.start
                     seen = part.embeddings.view(len(part.embeddings), -1)[part.first : part.first + part.count]
                     slots = self.slot_table[row.table_row, start : start + part.count].long()
                     self._told.seen.index_copy_(0, slots, seen[:, : self._told.seen.shape[1]])
-        return addresses.view(np.uint64), taps
+            first += len(own)
+        return addresses, taps
 
-    def _rotations(
-        self, rows: Sequence[Row], table: NDArray[np.int32], num_tokens: int
-    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    def _rotations(self, rows: Sequence[Row]) -> tuple[torch.Tensor, array[int]]:
         """bfloat16 (any, 2, head_dim) of `Rope`, and which of them each token is rotated by."""
-        lengths = table[:, 3]
-        # Of each token the position in its row: all tokens counted, from each row's first on, from its start on.
-        positions = np.arange(num_tokens, dtype=np.int64) + np.repeat(table[:, 1] - table[:, 2], lengths)
+        positions = array("q")
+        for row in rows:
+            positions.extend(range(row.start, row.start + len(row.token_ids)))
         rope = self.model.rope
         if not isinstance(rope, MRope):
             return rope.table, positions
-        rotary = self._rotary(rows, torch.from_numpy(positions))
-        return torch.cat(rope.at(rotary), dim=1), np.arange(num_tokens, dtype=np.int64)
+        rotary = self._rotary(rows, torch.tensor(positions))
+        return torch.cat(rope.at(rotary), dim=1), array("q", range(len(positions)))
 
     def _reserve(self, num_tokens: int) -> None:
         """Have a workspace for so many tokens, which begins at a multiple of 64 bytes."""
-        size = self._library.beholder_workspace(ctypes.byref(self.native.model), num_tokens)
-        if size + 64 > len(self._workspace):
-            self._workspace = torch.empty(size + 64, dtype=torch.uint8)
-            self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
+        if num_tokens <= self._num_reserved:
+            return
+        size = self._library.beholder_workspace(self._model_at, num_tokens)
+        self._workspace = torch.empty(size + 64, dtype=torch.uint8)
+        self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
+        self._num_reserved = num_tokens
+
+
+def _address(values: array[int]) -> int:
+    return values.buffer_info()[0]

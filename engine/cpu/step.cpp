@@ -15,8 +15,9 @@
 // so that one instruction (vpdpwssd, vdpbf16ps) adds two inputs' products to sixteen outputs, and a step reads weights
 // in the order in which they lie. int8 weights are multiplied as integers: a row of inputs becomes 16-bit fixed point
 // with a scale for each BLOCK inputs, finer than bfloat16 is (a bfloat16 has 8 bits, the largest value of a block here
-// has 15), and sums of integers are exact. Three tokens by 128 outputs fill the registers, and cost little more than
-// one token does while reading weights is what takes the time.
+// has 15), and sums of integers are exact. Registers hold the sums of three tokens by 128 outputs, which read weights
+// once and as they lie, or of six by 64, which multiply more for each weight that they load: the first for steps of up
+// to three tokens, where reading weights is what takes the time, the second for others. Sums are the same in both.
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -38,14 +39,20 @@
 
 namespace {
 
-constexpr int VERSION = 2;     // of what native.py is told of this file
+constexpr int VERSION = 3;     // of what native.py is told of this file
 constexpr int GROUP = 128;     // outputs whose weights stand together
 constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
 constexpr int TOKENS = 48;     // of a product at once: their results stay in the first cache
+constexpr int FEW = 3;         // tokens by a whole group of outputs
+constexpr int MANY = 6;        // tokens by a half of it
+constexpr int AHEAD = 16;      // pairs of inputs whose weights are fetched before they are needed
+constexpr int WORTH_WAKING = 1 << 18;  // logits to be compared
 constexpr int KEYS = 64;       // attention looks at so many positions at once
 constexpr int QUERIES = 64;    // and so many heads of query tokens
+constexpr int TOGETHER = 6;    // of them share registers
 constexpr int HEAD_DIM = 256;  // at most
+constexpr int COLUMNS = HEAD_DIM / 2;
 
 struct Matrix {
     const char* weights;
@@ -76,6 +83,7 @@ struct Model {
 
 struct Row {
     int32_t table_row, start, first, length;  // tokens [first, first + length) at positions start, start + 1, ...
+    int32_t shared;                           // so many first positions are in the slots of the row before it
 };
 
 struct Step {
@@ -245,6 +253,9 @@ namespace {
 
 // ---- numbers --------------------------------------------------------------------------------------------------------
 
+// Sums that a loop keeps in registers: for arrays of __m512 gcc 12 writes all of them to memory at every turn.
+typedef float Floats __attribute__((vector_size(64)));
+
 __mmask16 first_lanes(int count) { return count >= 16 ? 0xffff : __mmask16((1u << std::max(count, 0)) - 1); }
 
 __m512 widen(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
@@ -329,7 +340,7 @@ void prepare_normed(const Matrix& matrix, const Inputs& in, int token, const flo
 }
 
 struct Int8 {
-    typedef int Sum __attribute__((vector_size(64)));  // not __m512i, for which gcc 12 copies registers at every turn
+    typedef int Sum __attribute__((vector_size(64)));  // see Floats
     static constexpr int BYTES = 32;
     static __m512i load(const char* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
     static Sum add(Sum sum, __m512i w, __m512i x) { return (Sum)_mm512_dpwssd_epi32((__m512i)sum, w, x); }
@@ -339,20 +350,27 @@ struct Int8 {
 };
 
 struct Bf16 {
-    typedef __m512 Sum;
+    typedef Floats Sum;
     static constexpr int BYTES = 64;
     static __m512i load(const char* from) { return _mm512_loadu_si512(from); }
-    static Sum add(Sum sum, __m512i w, __m512i x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
-    static __m512 value(Sum sum, float) { return sum; }
+    static Sum add(Sum sum, __m512i w, __m512i x) {
+        return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+    }
+    static __m512 value(Sum sum, float) { return (__m512)sum; }
 };
 
 // COUNT rows of x by 16 * VECTORS outputs, over `pairs` pairs of inputs: added to `result` (tokens, GROUP), or put
-// there.
+// there. `ahead` goes with `weights` from pair to pair, and what it points to is fetched: into the first cache where a
+// step has so few tokens that reading weights is what takes the time, else into the second.
 template <class Weight, int COUNT, int VECTORS>
-void tile(const char* weights, const uint16_t* x, size_t stride, int pairs, const float* scales, int num_scales,
-          bool is_first, float* result) {
-    typename Weight::Sum sum[COUNT][VECTORS] = {};
-    for (int pair = 0; pair < pairs; pair++, weights += 8 * Weight::BYTES)
+void tile(const char* weights, const char* ahead, const uint16_t* x, size_t stride, int pairs, const float* scales,
+          int num_scales, bool is_first, float* result) {
+    typename Weight::Sum sum[COUNT][VECTORS];
+    for (int t = 0; t < COUNT; t++)
+        for (int v = 0; v < VECTORS; v++) sum[t][v] = typename Weight::Sum{};
+    for (int pair = 0; pair < pairs; pair++, weights += 8 * Weight::BYTES, ahead += 8 * Weight::BYTES) {
+        for (int line = 0; line < VECTORS * Weight::BYTES; line += 64)
+            _mm_prefetch(ahead + line, COUNT <= FEW ? _MM_HINT_T0 : _MM_HINT_T1);
         for (int half = 0; half < VECTORS; half += 4) {  // four by four, or registers would not do
             __m512i w[4];
             for (int v = 0; v < 4; v++) w[v] = Weight::load(weights + (half + v) * Weight::BYTES);
@@ -363,6 +381,7 @@ void tile(const char* weights, const uint16_t* x, size_t stride, int pairs, cons
                     sum[t][half + v] = Weight::add(sum[t][half + v], w[v], _mm512_set1_epi32(two));
             }
         }
+    }
     for (int t = 0; t < COUNT; t++)
         for (int v = 0; v < VECTORS; v++) {
             float* to = result + t * GROUP + 16 * v;
@@ -371,24 +390,33 @@ void tile(const char* weights, const uint16_t* x, size_t stride, int pairs, cons
         }
 }
 
-// Tiles of tokens [first, first + count) by a group of outputs or one half of it.
+// Tiles of tokens [first, first + count) by a group of outputs (VECTORS is 8) or one half of it.
 template <class Weight, int VECTORS>
 void tiles(const Matrix& matrix, int half, const Inputs& in, int first, int count, float* result) {
+    using Tile = decltype(&tile<Weight, 1, 4>);
+    static constexpr Tile WIDE[] = {tile<Weight, 1, VECTORS>, tile<Weight, 2, VECTORS>, tile<Weight, 3, VECTORS>};
+    static constexpr Tile TALL[] = {tile<Weight, 1, 4>, tile<Weight, 2, 4>, tile<Weight, 3, 4>,
+                                    tile<Weight, 4, 4>, tile<Weight, 5, 4>, tile<Weight, 6, 4>};
+    constexpr int PAIR = 8 * Weight::BYTES;
     const int num_scales = blocks_of(matrix.inputs);
     const size_t stride = matrix.inputs;
     for (int input = 0; input < matrix.inputs; input += BLOCK) {
-        const char* w = matrix.weights + ((half / 2 * stride + input) / 2 * 8 + half % 2 * 4) * Weight::BYTES;
+        const char* w = matrix.weights + (half / 2 * stride + input) / 2 * PAIR + half % 2 * (PAIR / 2);
         const int pairs = std::min(BLOCK, matrix.inputs - input) / 2;
-        for (int t = 0; t < count;) {
-            const int left = count - t;
-            const int now = left == 4 ? 2 : std::min(left, 3);  // two and two are quicker than three and one
-            const uint16_t* x = in.values + (first + t) * stride + input;
-            const float* scales = in.scales + (first + t) * num_scales + input / BLOCK;
-            const auto compute = now == 3   ? tile<Weight, 3, VECTORS>
-                                 : now == 2 ? tile<Weight, 2, VECTORS>
-                                            : tile<Weight, 1, VECTORS>;
-            compute(w, x, stride, pairs, scales, num_scales, input == 0, result + t * GROUP);
-            t += now;
+        const uint16_t* x = in.values + first * stride + input;
+        const float* scales = in.scales + first * num_scales + input / BLOCK;
+        if (count <= FEW) {
+            WIDE[count - 1](w, w + AHEAD * PAIR, x, stride, pairs, scales, num_scales, input == 0, result);
+            continue;
+        }
+        for (int v = 0; v < VECTORS; v += 4, w += PAIR / 2) {  // a half after the other, which the first cache holds
+            const char* next = v + 4 < VECTORS ? w + PAIR / 2 : w + pairs * PAIR - v * Weight::BYTES;
+            for (int t = 0, now; t < count; t += now) {
+                const int num_tiles = (count - t + MANY - 1) / MANY;
+                now = (count - t + num_tiles - 1) / num_tiles;  // tiles alike: 4 and 3 are quicker than 6 and 1
+                TALL[now - 1](w, t ? w : next, x + t * stride, stride, pairs, scales + t * num_scales, num_scales,
+                              input == 0, result + t * GROUP + v * 16);
+            }
         }
     }
 }
@@ -451,35 +479,57 @@ void transpose(__m512i* v) {
     }
 }
 
-// Scores of HEADS queries, of `stride` pairs each, for sixteen keys that stand in columns (pairs, 16).
-template <int HEADS>
+// Scores of COUNT queries, of `stride` pairs each, for 16 * VECTORS keys that stand in columns (VECTORS, pairs, 16).
+template <int COUNT, int VECTORS>
 void score(const int32_t* query, int stride, int pairs, const __m512i* keys, float* scores) {
-    __m512 sum[HEADS] = {};
+    Floats sum[COUNT][VECTORS];
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) sum[q][v] = Floats{};
     for (int pair = 0; pair < pairs; pair++)
-        for (int h = 0; h < HEADS; h++)
-            sum[h] =
-                _mm512_dpbf16_ps(sum[h], (__m512bh)keys[pair], (__m512bh)_mm512_set1_epi32(query[h * stride + pair]));
-    for (int h = 0; h < HEADS; h++) _mm512_store_ps(scores + h * KEYS, sum[h]);
+        for (int q = 0; q < COUNT; q++) {
+            const __m512bh two = (__m512bh)_mm512_set1_epi32(query[q * stride + pair]);
+            for (int v = 0; v < VECTORS; v++)
+                sum[q][v] = (Floats)_mm512_dpbf16_ps((__m512)sum[q][v], (__m512bh)keys[v * COLUMNS + pair], two);
+        }
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(scores + q * KEYS + 16 * v, (__m512)sum[q][v]);
 }
 
-// Adds values of `count` keys, 16 * VECTORS dimensions from `dim` on, to the sums of HEADS queries, after `shrink`.
-template <int HEADS, int VECTORS>
-void add_values(const uint16_t* const* values, int count, int dim, int dims, const float* weights, const float* shrink,
-                float* sums) {
-    __m512 sum[HEADS][VECTORS];
-    for (int h = 0; h < HEADS; h++)
-        for (int v = 0; v < VECTORS; v++)
-            sum[h][v] = _mm512_mul_ps(_mm512_load_ps(sums + h * HEAD_DIM + dim + 16 * v), _mm512_set1_ps(shrink[h]));
-    for (int key = 0; key < count; key++) {
+// Adds values of keys [first, last), 16 * VECTORS dimensions from `dim` on, to the sums of COUNT queries.
+template <int COUNT, int VECTORS>
+void add_values(const uint16_t* const* values, int first, int last, int dim, int dims, const float* weights,
+                float* sums, int stride) {
+    Floats sum[COUNT][VECTORS];
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) sum[q][v] = (Floats)_mm512_load_ps(sums + q * stride + dim + 16 * v);
+    for (int key = first; key < last; key++) {
         __m512 value[VECTORS];
-        for (int v = 0; v < VECTORS; v++) value[v] = load_bf16(values[key] + dim + 16 * v, dims - dim - 16 * v);
-        for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < VECTORS; v++) {  // a load under a mask would keep sums out of registers, in gcc 12
+            const uint16_t* from = values[key] + dim + 16 * v;
+            value[v] = VECTORS == 4 ? widen(_mm256_loadu_si256((const __m256i*)from)) : load_bf16(from, dims - dim);
+        }
+        for (int q = 0; q < COUNT; q++)
             for (int v = 0; v < VECTORS; v++)
-                sum[h][v] = _mm512_fmadd_ps(_mm512_set1_ps(weights[h * KEYS + key]), value[v], sum[h][v]);
+                sum[q][v] = (Floats)_mm512_fmadd_ps(_mm512_set1_ps(weights[q * KEYS + key]), value[v], (__m512)sum[q][v]);
     }
-    for (int h = 0; h < HEADS; h++)
-        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + h * HEAD_DIM + dim + 16 * v, sum[h][v]);
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + q * stride + dim + 16 * v, (__m512)sum[q][v]);
 }
+
+using Score = decltype(&score<1, 1>);
+using AddValues = decltype(&add_values<1, 1>);
+
+// By queries less one, and sixteens of keys less one.
+constexpr Score SCORE[TOGETHER][KEYS / 16] = {
+    {score<1, 1>, score<1, 2>, score<1, 3>, score<1, 4>}, {score<2, 1>, score<2, 2>, score<2, 3>, score<2, 4>},
+    {score<3, 1>, score<3, 2>, score<3, 3>, score<3, 4>}, {score<4, 1>, score<4, 2>, score<4, 3>, score<4, 4>},
+    {score<5, 1>, score<5, 2>, score<5, 3>, score<5, 4>}, {score<6, 1>, score<6, 2>, score<6, 3>, score<6, 4>},
+};
+// By queries less one, for 16 and for 64 dimensions.
+constexpr AddValues ADD_VALUES[TOGETHER][2] = {
+    {add_values<1, 1>, add_values<1, 4>}, {add_values<2, 1>, add_values<2, 4>}, {add_values<3, 1>, add_values<3, 4>},
+    {add_values<4, 1>, add_values<4, 4>}, {add_values<5, 1>, add_values<5, 4>}, {add_values<6, 1>, add_values<6, 4>},
+};
 
 // What attention is given and gives: queries bfloat16 (tokens, heads, query_stride), zeros behind head_dim, and
 // attended (tokens, padded heads * head_dim).
@@ -489,103 +539,155 @@ struct Heads {
     float* attended;
 };
 
-// Causal attention of `count` tokens of a row, from its token `from` on, for the heads that share one key head. Softmax
-// is taken block by block (arXiv:2205.14135): sums shrink whenever a larger score comes.
-void attend(const Model& model, const Step& step, const Heads& heads, int layer, const Row& row, int from, int count,
-            int kv_head) {
-    const int dim = model.head_dim, group = model.num_heads / model.num_kv_heads, pairs = (dim + 1) / 2;
-    const int query_pairs = heads.query_stride / 2;
-    const size_t slot_size = size_t(2) * model.num_kv_heads * dim;
-    const uint16_t* keys = step.kv_pool + size_t(layer) * step.num_slots * slot_size + size_t(kv_head) * dim;
-    const int32_t* slots = step.slot_table + row.table_row * step.table_width;
-    const int end = row.start + from + count;
-    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(float(dim)));
+// Consecutive tokens whose attention is computed together: tokens [from, from + count) of a row, or, where there are
+// several rows, all of theirs. What precedes `common`, a multiple of KEYS, is in the same slots for all rows then.
+struct Part {
+    const Row* row;
+    int num_rows, from, count, common;
+};
 
-    alignas(64) int32_t query[QUERIES * HEAD_DIM / 2];  // (tokens * group, query_pairs)
-    alignas(64) __m512i columns[HEAD_DIM / 2];
-    alignas(64) float scores[QUERIES * KEYS];
-    alignas(64) float sums[QUERIES * HEAD_DIM];
-    float largest[QUERIES], total[QUERIES], shrink[QUERIES];
-    for (int t = 0; t < count; t++)
-        std::memcpy(
-            query + t * group * query_pairs,
-            heads.query + (size_t(row.first + from + t) * model.num_heads + kv_head * group) * heads.query_stride,
-            size_t(group) * heads.query_stride * 2);
-    const int num_queries = count * group;
-    for (int q = 0; q < num_queries; q++) {
-        largest[q] = -INFINITY;
-        total[q] = 0;
-        std::memset(sums + q * HEAD_DIM, 0, HEAD_DIM * sizeof(float));
+// Attention of a part of a step for the heads that share one key head, block by block of keys: what a query has seen so
+// far is in `sums`, `largest` and `total`. Softmax is taken block by block (arXiv:2205.14135): sums shrink whenever a
+// larger score comes. Queries that see the same block share reading it, and nothing else.
+class Attention {
+  public:
+    Attention(const Model& model, const Step& step, const Heads& heads, int layer, const Part& part, int kv_head)
+        : dim_(model.head_dim),
+          group_(model.num_heads / model.num_kv_heads),
+          kv_head_(kv_head),
+          slot_size_(size_t(2) * model.num_kv_heads * dim_),
+          stride_((dim_ + 15) / 16 * 16),
+          query_pairs_(heads.query_stride / 2),
+          pool_(step.kv_pool + size_t(layer) * step.num_slots * slot_size_ + size_t(kv_head) * dim_),
+          scale_(_mm512_set1_ps(1.0f / std::sqrt(float(dim_)))) {
+        const int first_token = part.row->first + part.from;
+        for (int t = 0; t < part.count; t++)
+            std::memcpy(
+                query_ + t * group_ * query_pairs_,
+                heads.query + (size_t(first_token + t) * model.num_heads + kv_head * group_) * heads.query_stride,
+                size_t(group_) * heads.query_stride * 2);
+        const int num_queries = part.count * group_;
+        for (int q = 0; q < num_queries; q++) {
+            largest_[q] = -INFINITY;
+            total_[q] = 0;
+        }
+        std::memset(sums_, 0, size_t(num_queries) * stride_ * sizeof(float));
+
+        int query = 0;
+        for (const Row* row = part.row; row < part.row + part.num_rows; row++) {
+            const int from = row == part.row ? part.from : 0, count = part.num_rows == 1 ? part.count : row->length;
+            for (int q = 0; q < count * group_; q++) position_[query++] = row->start + from + q / group_;
+        }
+        query = 0;
+        for (const Row* row = part.row; row < part.row + part.num_rows; row++) {
+            const int32_t* slots = step.slot_table + row->table_row * step.table_width;
+            if (row == part.row) see(slots, 0, part.common, 0, num_queries);
+            const int own = group_ * (part.num_rows == 1 ? part.count : row->length);
+            see(slots, part.common, position_[query + own - 1] + 1, query, query + own);
+            query += own;
+        }
+
+        for (int q = 0; q < num_queries; q++) {
+            float* to = heads.attended + size_t(first_token + q / group_) * padded(model.num_heads * dim_) +
+                        (kv_head * group_ + q % group_) * dim_;
+            const __m512 inverse = _mm512_set1_ps(1.0f / total_[q]);
+            for (int d = 0; d < dim_; d += 16)
+                _mm512_mask_storeu_ps(to + d, first_lanes(dim_ - d),
+                                      _mm512_mul_ps(_mm512_load_ps(sums_ + q * stride_ + d), inverse));
+        }
     }
 
-    if (kv_head == 0) fetch(keys, slots, slot_size, 0, end);
-    for (int first = 0; first < end; first += KEYS) {
-        const int num_keys = std::min(KEYS, end - first);
-        const uint16_t* values[KEYS];
-        for (int k = 0; k < num_keys; k++) values[k] = keys + slots[first + k] * slot_size + slot_size / 2;
-        if (kv_head == 0) fetch(keys, slots, slot_size, first + KEYS, end);
+  private:
+    // Queries [first_query, last_query) see the keys of positions [begin, end), each up to its own position.
+    void see(const int32_t* slots, int begin, int end, int first_query, int last_query) {
+        if (kv_head_ == 0) fetch(pool_, slots, slot_size_, begin, end);
+        for (int first = begin; first < end; first += KEYS) {
+            const int num_keys = std::min(KEYS, end - first);
+            const uint16_t* values[KEYS];
+            for (int k = 0; k < num_keys; k++) values[k] = pool_ + slots[first + k] * slot_size_ + slot_size_ / 2;
+            if (kv_head_ == 0) fetch(pool_, slots, slot_size_, first + KEYS, end);
+            compare(values, num_keys, first_query, last_query);
+            for (int q = first_query; q < last_query; q++)
+                weigh(q, std::min(num_keys, position_[q] + 1 - first));
+            for (int q = first_query, num; q < last_query; q += num) {
+                num = std::min(TOGETHER, last_query - q);
+                add(values, num_keys, first, q, num);
+            }
+        }
+    }
 
-        for (int k = 0; k < num_keys; k += 16) {
+    void compare(const uint16_t* const* values, int num_keys, int first_query, int last_query) {
+        const int pairs = (dim_ + 1) / 2, vectors = (num_keys + 15) / 16;
+        for (int v = 0; v < vectors; v++)
             for (int pair = 0; pair < pairs; pair += 16) {
+                __m512i* columns = columns_ + v * COLUMNS + pair;
                 for (int j = 0; j < 16; j++)  // lanes beyond the last key repeat it; nobody looks at them
-                    columns[pair + j] = _mm512_maskz_loadu_epi32(
-                        first_lanes(pairs - pair), values[std::min(k + j, num_keys - 1)] - slot_size / 2 + 2 * pair);
-                transpose(columns + pair);
+                    columns[j] = _mm512_maskz_loadu_epi32(
+                        first_lanes(pairs - pair),
+                        values[std::min(16 * v + j, num_keys - 1)] - slot_size_ / 2 + 2 * pair);
+                transpose(columns);
             }
-            int q = 0;
-            for (; q + 8 <= num_queries; q += 8)
-                score<8>(query + q * query_pairs, query_pairs, pairs, columns, scores + q * KEYS + k);
-            for (; q + 3 <= num_queries; q += 3)
-                score<3>(query + q * query_pairs, query_pairs, pairs, columns, scores + q * KEYS + k);
-            for (; q < num_queries; q++)
-                score<1>(query + q * query_pairs, query_pairs, pairs, columns, scores + q * KEYS + k);
+        for (int q = first_query, num; q < last_query; q += num) {
+            num = std::min(TOGETHER, last_query - q);
+            SCORE[num - 1][vectors - 1](query_ + q * query_pairs_, query_pairs_, pairs, columns_, scores_ + q * KEYS);
         }
+    }
 
-        const auto seen_by = [&](int q) { return std::min(num_keys, row.start + from + q / group + 1 - first); };
-        for (int q = 0; q < num_queries; q++) {
-            const int seen = seen_by(q);
-            if (seen <= 0) continue;
-            float* s = scores + q * KEYS;
-            __m512 v[KEYS / 16], most = _mm512_set1_ps(largest[q]);
-            for (int i = 0; i < KEYS / 16; i++) {
-                v[i] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), first_lanes(seen - 16 * i),
-                                          _mm512_load_ps(s + 16 * i), scale);
-                most = _mm512_max_ps(most, v[i]);
-            }
-            const float now = _mm512_reduce_max_ps(most);
-            __m512 sum = _mm512_setzero_ps();
-            for (int i = 0; i < KEYS / 16; i++) {
-                const __mmask16 lanes = first_lanes(seen - 16 * i);
-                v[i] = _mm512_maskz_mov_ps(lanes, exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
-                sum = _mm512_add_ps(sum, v[i]);
-                _mm512_store_ps(s + 16 * i, v[i]);
-            }
-            shrink[q] = _mm512_cvtss_f32(exponential(_mm512_set1_ps(largest[q] - now)));
-            total[q] = total[q] * shrink[q] + _mm512_reduce_add_ps(sum);
-            largest[q] = now;
+    // Scores of a query become weights of the values; what it has seen before shrinks.
+    void weigh(int q, int seen) {
+        if (seen <= 0) return;
+        const int vectors = (seen + 15) / 16;
+        float* s = scores_ + q * KEYS;
+        __m512 v[KEYS / 16], most = _mm512_set1_ps(largest_[q]);
+        for (int i = 0; i < vectors; i++) {
+            v[i] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), first_lanes(seen - 16 * i),
+                                      _mm512_load_ps(s + 16 * i), scale_);
+            most = _mm512_max_ps(most, v[i]);
         }
-        for (int q = 0, num; q < num_queries; q += num) {  // values are read once for three queries that see as much
-            const int seen = seen_by(q);
-            for (num = 1; num < 3 && q + num < num_queries && seen_by(q + num) == seen;) num++;
-            if (seen <= 0) continue;
-            const auto by_four = num == 3 ? add_values<3, 4> : num == 2 ? add_values<2, 4> : add_values<1, 4>;
-            const auto by_one = num == 3 ? add_values<3, 1> : num == 2 ? add_values<2, 1> : add_values<1, 1>;
-            for (int d = 0; d < dim;) {
-                const bool is_whole = d + 64 <= dim;
-                (is_whole ? by_four : by_one)(values, seen, d, dim, scores + q * KEYS, shrink + q, sums + q * HEAD_DIM);
+        const float now = _mm512_reduce_max_ps(most);
+        __m512 sum = _mm512_setzero_ps();
+        for (int i = 0; i < vectors; i++) {
+            v[i] = _mm512_maskz_mov_ps(first_lanes(seen - 16 * i), exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
+            sum = _mm512_add_ps(sum, v[i]);
+            _mm512_store_ps(s + 16 * i, v[i]);
+        }
+        const __m512 shrink = _mm512_set1_ps(_mm512_cvtss_f32(exponential(_mm512_set1_ps(largest_[q] - now))));
+        total_[q] = total_[q] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
+        largest_[q] = now;
+        for (int d = 0; d < stride_; d += 16) {
+            float* own = sums_ + q * stride_ + d;
+            _mm512_store_ps(own, _mm512_mul_ps(_mm512_load_ps(own), shrink));
+        }
+    }
+
+    // Queries [q, q + num) take values in, each of as many keys as it sees: what all see is read once, then the rest.
+    void add(const uint16_t* const* values, int num_keys, int first, int q, int num) {
+        const int end = q + num;
+        for (int done = 0; q < end; q++) {
+            const int seen = std::min(num_keys, position_[q] + 1 - first);
+            if (seen <= done) continue;
+            const AddValues* by = ADD_VALUES[end - q - 1];
+            for (int d = 0; d < dim_;) {
+                const bool is_whole = d + 64 <= dim_;
+                by[is_whole](values, done, seen, d, dim_, scores_ + q * KEYS, sums_ + q * stride_, stride_);
                 d += is_whole ? 64 : 16;
             }
+            done = seen;
         }
     }
-    for (int q = 0; q < num_queries; q++) {
-        float* to = heads.attended + size_t(row.first + from + q / group) * padded(model.num_heads * dim) +
-                    (kv_head * group + q % group) * dim;
-        const __m512 inverse = _mm512_set1_ps(1.0f / total[q]);
-        for (int d = 0; d < dim; d += 16)
-            _mm512_mask_storeu_ps(to + d, first_lanes(dim - d),
-                                  _mm512_mul_ps(_mm512_load_ps(sums + q * HEAD_DIM + d), inverse));
-    }
-}
+
+    const int dim_, group_, kv_head_;
+    const size_t slot_size_;
+    const int stride_, query_pairs_;
+    const uint16_t* const pool_;
+    const __m512 scale_;
+    alignas(64) int32_t query_[QUERIES * HEAD_DIM / 2];  // (queries, query_pairs)
+    alignas(64) __m512i columns_[KEYS / 16 * COLUMNS];
+    alignas(64) float scores_[QUERIES * KEYS];
+    alignas(64) float sums_[QUERIES * HEAD_DIM];  // (queries, stride)
+    float largest_[QUERIES], total_[QUERIES];
+    int position_[QUERIES];  // rises from query to query of a row
+};
 
 // One token's queries and keys normalised where the model does that, and rotated; keys and values go to its slot.
 void place_heads(const Model& model, const Step& step, const Heads& heads, const Layer& layer, int index, int token,
@@ -657,12 +759,6 @@ void embed(const Crew& crew, const Model& model, const Step& step, const Work& w
     });
 }
 
-// A part of a row that one call of `attend` takes.
-struct Part {
-    const Row* row;
-    int from, count;
-};
-
 void run_layer(const Crew& crew, const Model& model, const Step& step, const Work& work, const std::vector<Part>& parts,
                int index) {
     const Layer& layer = model.layers[index];
@@ -681,15 +777,18 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
     });
     crew.run(int(parts.size()), [&](int item) {
         const Part& part = parts[item];
-        for (int t = part.from; t < part.from + part.count; t++) {
-            const int token = part.row->first + t;
-            const int slot = step.slot_table[part.row->table_row * step.table_width + part.row->start + t];
-            place_heads(model, step, work.heads, layer, index, token, slot, work.wide + size_t(token) * qkv);
+        for (const Row* row = part.row; row < part.row + part.num_rows; row++) {
+            const int32_t* slots = step.slot_table + row->table_row * step.table_width + row->start;
+            const int from = row == part.row ? part.from : 0, end = part.num_rows == 1 ? from + part.count : row->length;
+            for (int t = from; t < end; t++) {
+                const int token = row->first + t;
+                place_heads(model, step, work.heads, layer, index, token, slots[t], work.wide + size_t(token) * qkv);
+            }
         }
     });
     crew.run(int(parts.size()) * model.num_kv_heads, [&](int item) {
         const Part& part = parts[item / model.num_kv_heads];
-        attend(model, step, work.heads, index, *part.row, part.from, part.count, item % model.num_kv_heads);
+        Attention(model, step, work.heads, index, part, item % model.num_kv_heads);
     });
     crew.run(n, [&](int token) {
         prepare(layer.out, work.inputs, token, work.heads.attended + size_t(token) * attended, 1.0f, nullptr);
@@ -718,17 +817,15 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
 }
 
 // What `layers` layers have made of all tokens, to whoever wants to know it.
-void tell(const Crew& crew, const Model& model, const Step& step, const Work& work, const std::vector<Part>& parts,
-          int layers) {
+void tell(const Crew& crew, const Model& model, const Step& step, const Work& work, int layers) {
     for (int which = 0; which < step.num_told; which++) {
         if (step.told[which] != layers) continue;
-        crew.run(int(parts.size()), [&](int item) {
-            const Part& part = parts[item];
-            for (int t = part.from; t < part.from + part.count; t++) {
-                const int slot = step.slot_table[part.row->table_row * step.table_width + part.row->start + t];
-                store_bf16(step.features + (size_t(slot) * step.num_told + which) * model.hidden,
-                           work.x + size_t(part.row->first + t) * padded(model.hidden), model.hidden);
-            }
+        crew.run(step.num_rows, [&](int item) {
+            const Row& row = step.rows[item];
+            const int32_t* slots = step.slot_table + row.table_row * step.table_width + row.start;
+            for (int t = 0; t < row.length; t++)
+                store_bf16(step.features + (size_t(slots[t]) * step.num_told + which) * model.hidden,
+                           work.x + size_t(row.first + t) * padded(model.hidden), model.hidden);
         });
     }
 }
@@ -747,6 +844,49 @@ void run_head(const Crew& crew, const Model& model, const Step& step, const Work
     });
 }
 
+// See `beholder_best`.
+int best(const float* logits, const uint16_t* mask, int vocab, int num_words) {
+    const __m512 most = _mm512_set1_ps(1e30f), least = _mm512_set1_ps(-1e30f);
+    const __m512i sixteen = _mm512_set1_epi32(16);
+    __m512 largest = _mm512_set1_ps(-INFINITY);
+    __m512i at = _mm512_setzero_si512(), index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int first = 0; first < vocab; first += 16, index = _mm512_add_epi32(index, sixteen)) {
+        __mmask16 lanes = first_lanes(vocab - first);
+        if (mask) lanes &= first < 32 * num_words ? mask[first / 16] : 0;
+        // The order of these lets the lowest through where a logit is no number.
+        const __m512 v = _mm512_min_ps(_mm512_max_ps(_mm512_maskz_loadu_ps(lanes, logits + first), least), most);
+        const __mmask16 larger = _mm512_mask_cmp_ps_mask(lanes, v, largest, _CMP_GT_OQ);
+        largest = _mm512_mask_mov_ps(largest, larger, v);
+        at = _mm512_mask_mov_epi32(at, larger, index);
+    }
+    const __m512 all = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+    return _mm512_mask_reduce_min_epi32(_mm512_cmp_ps_mask(largest, all, _CMP_EQ_OQ), at);
+}
+
+// The rows in parts for attention: long rows are cut, short ones that share their first slots are put together.
+std::vector<Part> cut(const Model& model, const Step& step) {
+    const int most = std::max(1, std::min(16, QUERIES / (model.num_heads / model.num_kv_heads)));
+    std::vector<Part> parts;
+    for (const Row *row = step.rows, *end = row + step.num_rows; row < end;) {
+        Part part{row, 1, 0, row->length, 0};
+        int shared = row->start;
+        for (const Row* next = row + 1; next < end; next++, part.num_rows++) {
+            shared = std::min(shared, next->shared);
+            if (shared < KEYS || part.count + next->length > most) break;
+            part.count += next->length;
+            part.common = shared / KEYS * KEYS;
+        }
+        if (part.num_rows > 1) {
+            parts.push_back(part);
+        } else {
+            for (int from = 0; from < row->length; from += most)
+                parts.push_back({row, 1, from, std::min(most, row->length - from), 0});
+        }
+        row += part.num_rows;
+    }
+    return parts;
+}
+
 }  // namespace
 
 // Bytes of workspace that a step of so many tokens needs.
@@ -754,22 +894,31 @@ EXPORT int64_t beholder_workspace(const Model* model, int32_t num_tokens) {
     return int64_t(Work(*model, num_tokens, nullptr).bytes);
 }
 
+// The largest logits of some rows, each the first of several, as ids (count,). What is no number counts as the lowest,
+// as for `engine.sampling.finite`. `chosen` (count, 2): a row of `logits`, and one of `masks` or -1; a mask has bits of
+// the ids that may be said, `num_words` times 32 of them.
+EXPORT void beholder_best(const float* logits, const int32_t* chosen, int32_t count, int32_t vocab,
+                          const uint16_t* masks, int32_t num_words, int64_t* ids, int32_t num_threads) {
+    const Crew crew(int64_t(count) * vocab < WORTH_WAKING ? 1 : num_threads);
+    crew.run(count, [&](int i) {
+        const int32_t row = chosen[2 * i], mask = chosen[2 * i + 1];
+        ids[i] = best(logits + size_t(row) * vocab, mask < 0 ? nullptr : masks + size_t(mask) * 2 * num_words, vocab,
+                      num_words);
+    });
+}
+
 // Runs layers [first, last) of a step: the first of all takes the embeddings in, the last of all makes logits. Between
 // calls of one step the workspace must be left as it is.
 EXPORT void beholder_step(const Model* model, const Step* step, int32_t first, int32_t last, int32_t num_threads) {
     const Crew crew(num_threads);
     const Work work(*model, step->num_tokens, step->workspace);
-    const int most = std::max(1, std::min(16, QUERIES / (model->num_heads / model->num_kv_heads)));
-    std::vector<Part> parts;
-    for (const Row* row = step->rows; row < step->rows + step->num_rows; row++)
-        for (int from = 0; from < row->length; from += most)
-            parts.push_back({row, from, std::min(most, row->length - from)});
+    const std::vector<Part> parts = cut(*model, *step);
     if (first == 0) embed(crew, *model, *step, work);
     for (int index = first; index < last; index++) {
-        tell(crew, *model, *step, work, parts, index);
+        tell(crew, *model, *step, work, index);
         run_layer(crew, *model, *step, work, parts, index);
     }
-    if (last == model->num_layers) tell(crew, *model, *step, work, parts, last);
+    if (last == model->num_layers) tell(crew, *model, *step, work, last);
     if (last == model->num_layers && step->num_ends) run_head(crew, *model, *step, work);
 }
 

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Row, RowSampling, VisionRows
+from engine.batch import Row, RowSampling, SampledToken, VisionRows
 from engine.config import EngineConfig
 from engine.cpu.native import library, why_not
 from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
 from engine.models.decoder import DecoderConfig
 from engine.runner import TorchRunner
+from engine.sampling import plainly_greedy, sample
+from engine.speculation.tree import lineages
 from preprocess.blocks.rope import RopeConfig
 from preprocess.wire import SamplingParams
 from tests.engine.random_decoder import decoder_config, make_runner
@@ -231,6 +233,75 @@ def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyP
     assert torch.equal(split.logits([short[0], chunk, other, short[1]]), torch.cat([first[:3], chunks, first[3:]]))
     assert torch.equal(split.logits([chunk, other]), chunks)
     assert torch.equal(split.logits(short), first)
+
+
+class _Mask:
+    """A grammar's: only these ids."""
+
+    def __init__(self, vocab: int, ids: Sequence[int], *, words: int) -> None:
+        bits = np.zeros(32 * words, np.uint8)
+        bits[[token_id for token_id in ids if token_id < vocab]] = 1
+        self._words = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def words(self) -> Any:
+        return self._words
+
+
+def test_tokens_are_drawn_as_torch_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy rows, those of grammars among them, are compared natively, the others beside them by torch: the first of
+    equal logits, whatever is no number.
+    """
+    vocab = 517
+    runner = make_runner(CpuRunner, decoder_config(vocab_size=vocab), torch.bfloat16)
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randint(-40, 40, (24, vocab), generator=generator).float()  # many are equal
+    logits[3], logits[4], logits[5] = torch.nan, torch.inf, -torch.inf
+    logits[6, ::3], logits[7, 5:], logits[8, 100:] = torch.nan, torch.inf, -torch.inf
+    logits[9, 40:60], logits[10, 516] = 3e38, 1e31
+    greedy, drawn = SamplingParams(max_tokens=1, temperature=0.0), SamplingParams(max_tokens=1, temperature=0.8, seed=5)
+    biased = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={7: 100.0})
+    told = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2)
+    some = [1, 2, 5, 31, 32, 77, 400, 511, 512, 516]
+    asked = [RowSampling(greedy, index) for index in range(24)]
+    for index in (11, 12, 6, 9):
+        asked[index] = RowSampling(greedy, index, allowed=_Mask(vocab, some, words=17))
+    asked[13] = RowSampling(greedy, 13, allowed=_Mask(vocab, [], words=17))
+    assert plainly_greedy(asked) == list(range(24))
+
+    def drawn_by_step() -> list[SampledToken]:
+        row = Row(0, 30, [0] * 24, asked[0], drafted=asked[1:])
+        monkeypatch.setattr(runner, "logits", lambda rows: logits.clone())
+        return runner.step([row])
+
+    assert drawn_by_step() == sample(logits, asked)
+    asked[2], asked[14] = RowSampling(drawn, 2), RowSampling(drawn, 14, allowed=_Mask(vocab, some, words=17))
+    asked[15], asked[16] = RowSampling(biased, 15), RowSampling(told, 16)
+    asked[17] = RowSampling(greedy, 17, banned_ids=(int(logits[17].argmax()),))
+    assert drawn_by_step() == sample(logits, asked)
+    asked = [RowSampling(drawn, index) for index in range(24)]
+    assert drawn_by_step() == sample(logits, asked)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 10, 15])
+@pytest.mark.parametrize("shape", ["the bundled model's heads", "heads of 10, odd sizes everywhere", "heads of 80"])
+def test_guesses_of_a_tree_share_what_precedes_them(shape: str, count: int) -> None:
+    """To the bit what each way through the tree has as a chain, before and behind blocks of positions."""
+    runner = make_runner(CpuRunner, decoder_config(**SHAPES[shape]), torch.bfloat16, rows=20)
+    generator = np.random.default_rng(count)
+    for start in (3, 63, 64, 120, 128, 150):
+        prompt = _ids(start + 1, seed=start)
+        drafts = _ids(count, seed=count)
+        parents = [int(generator.integers(0, index + 1)) for index in range(count)]
+        expected = []
+        for index, own in enumerate([[], *lineages(drafts, parents)]):
+            runner.logits([_row(1 + index, 0, prompt[:start])])
+            way = [prompt[start], *own]
+            expected.append(runner.logits([_row(1 + index, start, way, wanted=len(way))])[-1:])
+        runner.logits([_row(0, 0, prompt[:start])])
+        others = _row(17, 0, _ids(5)), _row(18, 0, _ids(2))
+        tree = Row(0, start, [prompt[start], *drafts], SAMPLING, drafted=[SAMPLING] * count, parents=parents)
+        logits = runner.logits([others[0], tree, others[1]])
+        assert torch.equal(logits[1:-1], torch.cat(expected))
 
 
 def test_it_tells_of_progress_in_long_steps() -> None:
