@@ -83,7 +83,7 @@ class _Draft(ctypes.Structure):
 
 
 class NativeHead:
-    """See `engine.speculation.drafter.Drafter`.
+    """See `engine.speculation.drafter.ChainDrafter`.
 
     Args:
         model: Its weights, which are taken out of it.
@@ -185,7 +185,7 @@ class NativeHead:
     def guess(
         self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
     ) -> list[list[int]]:
-        """See `Drafter.guess`."""
+        """See `ChainDrafter.guess`."""
         draft, most = self._draft, max(lengths)
         num_ends = self._lay_out(rows, most - 1)
         assert num_ends == len(lengths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,15 +82,20 @@ class Drafter(Protocol):
         """
         ...
 
-    def guess(
-        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
-    ) -> list[list[int]] | None:
-        """As `forward` of rows that are not guessed, and then one guess after the other, the likeliest each time: those
-        of the rows that ask, so many of each. `allowed`: bits of the ids that the first may be, as in
-        `engine.batch.TokenMask.words`; None: any. None is returned by one that gives logits only.
-        """
-        ...
-
     def warm_up(self) -> None:
         """Run every kind of work once, while the slot table points at the dummy slot."""
+        ...
+
+
+@runtime_checkable
+class ChainDrafter(Drafter, Protocol):
+    """One that makes several guesses in a call."""
+
+    def guess(
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+    ) -> list[list[int]]:
+        """As `forward` of rows that are not guessed, and then one guess after the other, the likeliest each time: those
+        of the rows that ask, so many of each. `allowed`: bits of the ids that the first may be, as in
+        `engine.batch.TokenMask.words`; None: any.
+        """
         ...

@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 
 from engine.sampling import COLDEST, is_changed, sample
-from engine.speculation.drafter import Drafter, DraftRow
+from engine.speculation.draft_times import FEW
+from engine.speculation.drafter import ChainDrafter, Drafter, DraftRow
 from engine.speculation.lookahead import Lookahead
 from engine.speculation.model_lengths import ModelCandidate
 
@@ -85,6 +86,7 @@ class ModelDrafting:
         self.is_broken = False
         self.took: tuple[int, int, int, float, float] | None = None
         self._drafter = drafter
+        self._chains = drafter if isinstance(drafter, ChainDrafter) else None
         self._kv = kv
         self._vocab_size = vocab_size
         self._clock = clock
@@ -140,11 +142,9 @@ class ModelDrafting:
         rows, asking, late = self._first_rows(everybody)
         if not rows:
             return
-        started_s = self._clock()
-        if asking and all(_is_plain(guesses) for guesses in asking) and self._guess_at_once(rows, asking):
-            elapsed_s, count = self._clock() - started_s, max(guesses.length for guesses in asking)
-            self.took = len(rows), late, count, elapsed_s / count, elapsed_s * (count - 1) / count
+        if asking and all(_is_plain(guesses) for guesses in asking) and self._guess_at_once(rows, asking, late):
             return
+        started_s = self._clock()
         logits = self._drafter.forward(rows, guessed=False)
         first_s = self._clock() - started_s
         num_forwards = 1
@@ -158,19 +158,30 @@ class ModelDrafting:
                 num_forwards += 1
         self.took = len(rows), late, num_forwards, first_s, self._clock() - started_s - first_s
 
-    def _guess_at_once(self, rows: list[DraftRow], asking: list[_Guesses]) -> bool:
+    def _guess_at_once(self, rows: list[DraftRow], asking: list[_Guesses], late: int) -> bool:
         """All guesses in one call where the drafter can. Behind the first one a grammar is not asked what it allows: a
         guess that it does not is dropped afterwards, with those behind it.
         """
-        allowed = [None if guesses.ahead is None else guesses.ahead.words() for guesses in asking]
-        guessed = self._drafter.guess(rows, [guesses.length for guesses in asking], allowed)
-        if guessed is None:
+        drafter = self._chains
+        if drafter is None:
             return False
-        for guesses, token_ids in zip(asking, guessed, strict=True):
+        started_s = self._clock()
+        num_rows = len(rows)
+        if late > FEW * num_rows:  # before, so that it is known what a guess takes
+            parts = [_parts(row) for row in rows]
+            drafter.forward([before for before, _ in parts if before is not None], guessed=False)
+            rows = [last for _, last in parts if last is not None]
+        began_s = self._clock()
+        lengths = [guesses.length for guesses in asking]
+        allowed = [None if guesses.ahead is None else guesses.ahead.words() for guesses in asking]
+        for guesses, token_ids in zip(asking, drafter.guess(rows, lengths, allowed), strict=True):
             for token_id in token_ids:
                 if guesses.ends_with(token_id):
                     break
                 guesses.token_ids.append(token_id)
+        ended_s = self._clock()
+        each_s = (ended_s - began_s) / max(lengths)
+        self.took = num_rows, late, max(lengths), began_s - started_s + each_s, ended_s - began_s - each_s
         return True
 
     def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
@@ -203,8 +214,11 @@ class ModelDrafting:
         """The first position, at most that of the last token, that has no entry."""
         hold, lag, last = sequence.hold, self._drafter.lag, sequence.num_computed
         assert hold is not None
-        followed = self._kv.pool.followed[self._kv.table.read_run(hold.row, lag, last)]
-        return lag + (len(followed) if followed.all() else int(followed.argmin()))
+        if last <= lag:
+            return lag
+        followed = self._kv.pool.followed.take(self._kv.table.read_run(hold.row, lag, last))
+        first = int(followed.argmin())
+        return lag + (len(followed) if followed[first] else first)
 
     def _row(self, sequence: Sequence, start: int, stop: int, *, asks: bool) -> DraftRow:
         hold, lag = sequence.hold, self._drafter.lag
@@ -237,6 +251,31 @@ def _padded(vision: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     padded = np.zeros(length, np.bool_)
     padded[: len(vision)] = vision
     return padded
+
+
+def _parts(row: DraftRow) -> tuple[DraftRow | None, DraftRow | None]:
+    """A row that catches up, and its last token, after which it asks; None where there is nothing of it."""
+    count = len(row.token_ids) - 1
+    if not row.asks:
+        return row, None
+    if not count:
+        return None, row
+    vision, positions = row.vision, row.positions
+    before = dataclasses.replace(
+        row,
+        token_ids=row.token_ids[:count],
+        vision=None if vision is None else vision[:count],
+        positions=None if positions is None else positions[:, :count],
+        asks=False,
+    )
+    last = dataclasses.replace(
+        row,
+        start=row.start + count,
+        token_ids=row.token_ids[count:],
+        vision=None if vision is None else vision[count:],
+        positions=None if positions is None else positions[:, count:],
+    )
+    return before, last
 
 
 def _take(guesses: _Guesses, token_id: int) -> None:

@@ -128,6 +128,8 @@ class ModelLengths:
             rate = (rows + right) / (base_s + cost_s - late_s + late_s / ROUNDS)
             if rate > best_rate:
                 best, best_rate, best_s, best_late_s = picked, rate, base_s + cost_s, late_s
+            elif best is not none:
+                break  # longer ones promise less still
         self._is_drafting = best is not none
         self._num_tried = 0
         if self._is_drafting:

@@ -42,6 +42,8 @@ class _Rows:
 
     num_steps: int = 0
     figures: dict[int, _Figure] = field(default_factory=dict)
+    known: list[tuple[float, float]] | None = None
+    """Widths and times of what was measured with drafts, rising; None: to be listed anew."""
     trees: _Figure = field(default_factory=_Figure)
 
 
@@ -64,6 +66,7 @@ class StepTimes:
         figure.add(elapsed_s / rows)
         figure.width = tokens / rows
         figure.renewed = own.num_steps
+        own.known = None
         if own.num_steps % 64 == 0:
             for key in [key for key, old in own.figures.items() if own.num_steps - old.renewed > MAX_AGE]:
                 del own.figures[key]
@@ -114,11 +117,16 @@ class StepTimes:
         if exact is not None and abs(exact.width - width) < 0.02 * width:
             return exact.time * rows
         own = self._rows[size_class(rows)]
-        known = sorted(
-            (figure.width, figure.time) for key, figure in own.figures.items() if key and len(figure.times) >= ENOUGH
-        )
-        low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
-        high = min((point for point in known if point[0] > width), default=None)
+        if own.known is None:
+            own.known = sorted(
+                (figure.width, figure.time) for key, figure in own.figures.items() if key and len(figure.times) >= ENOUGH
+            )
+        low, high = (1.0, plain.time), None
+        for point in own.known:
+            if point[0] > width:
+                high = point
+                break
+            low = point
         if high is not None:
             share = (width - low[0]) / (high[0] - low[0])
             if exact is None:

@@ -194,12 +194,6 @@ class DraftModel:
         hidden = self.model.forward(embedded, step.rotary, step.plan)
         return widened(self.model.logits(hidden.index_select(0, step.ends)), self._vocab_size)
 
-    def guess(
-        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
-    ) -> None:
-        """See `Drafter.guess`."""
-        return None
-
     def warm_up(self) -> None:
         """See `Drafter.warm_up`."""
         warm_up(self)
@@ -248,12 +242,6 @@ class Head:
         hidden = self.model.forward(embedded, features, step.rotary, step.plan).index_select(0, step.ends)
         self._ahead.index_copy_(0, step.table_rows.index_select(0, step.ends), hidden)
         return self.model.logits(hidden, self._target)
-
-    def guess(
-        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
-    ) -> None:
-        """See `Drafter.guess`."""
-        return None
 
     def warm_up(self) -> None:
         """See `Drafter.warm_up`."""
