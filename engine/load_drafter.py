@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.cpu.head import NativeHead
 from engine.cpu.native import NativeModel, why_not_head
 from engine.models.decoder import Decoder
-from engine.models.eagle3 import Eagle3, Eagle3Config, num_weights
+from engine.models.eagle3 import Eagle3, Eagle3Config, num_late_weights, num_weights
 from engine.models.llama import llama_config
 from engine.models.qwen import qwen_text_config
 from engine.speculation.drafter import Drafter
@@ -161,6 +161,7 @@ def _head(folder: Path, target: Decoder, beside: Checkpoint) -> Loaded:
     def on(pools: Pools, native: NativeModel | None) -> Drafter:
         if native is None:
             return Head(model, target, pools, cost=cost)
-        return NativeHead(model, target, native, pools, cost=cost)
+        late_cost = num_late_weights(config) / num_weights(target.config)
+        return NativeHead(model, target, native, pools, cost=cost, late_cost=late_cost)
 
     return Loaded(head_entry_bytes(config, beside.dtype), why_not_head(config), on)

@@ -86,10 +86,7 @@ def is_changed(row: RowSampling) -> bool:
 
 def _changes(params: SamplingParams) -> bool:
     return bool(
-        params.logit_bias
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
+        params.logit_bias or params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     )
 
 

@@ -167,7 +167,7 @@ class Bench:
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
         drafter = self._runner.drafter
-        self._learnt = Controller(None if drafter is None else drafter.cost)
+        self._learnt = Controller() if drafter is None else Controller(drafter.cost, drafter.late_cost)
         self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
 

@@ -90,18 +90,20 @@ class NativeHead:
         target: The model that it was trained for: embeds tokens.
         native: The same in the library's layout: gives logits where the head has none of its own.
         pools: The target's slots.
-        cost: See `Drafter.cost`.
+        cost, late_cost: See `Drafter`.
     """
 
     kind = Kind.HEAD
     lag = _LAG
     keeps_guesses = False
 
-    def __init__(self, model: Eagle3, target: Decoder, native: NativeModel, pools: Pools, *, cost: float) -> None:
+    def __init__(
+        self, model: Eagle3, target: Decoder, native: NativeModel, pools: Pools, *, cost: float, late_cost: float
+    ) -> None:
         config = model.config
         loaded = library()
         assert loaded is not None
-        self.cost = cost
+        self.cost, self.late_cost = cost, late_cost
         self.told = Told(config.layers, config.hidden_size, pools)
         has_axes = config.rope.sections is not None
         self.max_positions = pools.slot_table.shape[1] if has_axes else config.max_positions

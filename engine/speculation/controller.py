@@ -54,13 +54,15 @@ class Controller:
     """See `Lengths`.
 
     Args:
-        model_cost: See `Drafter.cost`; None where no model guesses.
+        model_cost, late_cost: See `Drafter.cost`; None where no model guesses. See `Drafter.late_cost`; None: the same.
     """
 
-    def __init__(self, model_cost: float | None = None) -> None:
+    def __init__(self, model_cost: float | None = None, late_cost: float | None = None) -> None:
         self.times = StepTimes()
         self._branching = Branching(self.times, LENGTHS)
-        self.models = None if model_cost is None else ModelLengths(self.times, model_cost)
+        self.models = None
+        if model_cost is not None:
+            self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
         self._looking_s = 0.0
         self._saved = 0.0
         self._watches: dict[int, _Watch] = {}

@@ -8,12 +8,16 @@ from typing import Final
 from engine.speculation.step_times import SAMPLES
 from engine.step_costs import size_class
 
+ENOUGH: Final = 3
+"""So many measurements have a median."""
 FEW: Final = 16
 """So many tokens a sequence that the model has yet to compute cost about as much as one."""
 
 
 class _Newest:
-    """The newest measurements and their median, which is asked for more often than it changes."""
+    """The newest measurements and their median, which is asked for more often than it changes; of very few the least,
+    since what disturbs a measurement makes it longer.
+    """
 
     __slots__ = ("median", "values")
 
@@ -23,18 +27,21 @@ class _Newest:
 
     def add(self, value: float) -> None:
         self.values.append(value)
-        self.median = sorted(self.values)[len(self.values) // 2]
+        middle = len(self.values) // 2 if len(self.values) >= ENOUGH else 0
+        self.median = sorted(self.values)[middle]
 
 
 class DraftTimes:
     """Medians of the newest measurements.
 
     Args:
-        cost: Time of a forward as a part of a plain step of the target: believed until it is measured.
+        cost: See `Drafter.cost`.
+        late_cost: See `Drafter.late_cost`.
     """
 
-    def __init__(self, cost: float) -> None:
+    def __init__(self, cost: float, late_cost: float) -> None:
         self._cost = cost
+        self._late_cost = late_cost
         self._forwards: dict[int, _Newest] = {}
         self._late = _Newest()
         self._prompts = _Newest()
@@ -72,4 +79,4 @@ class DraftTimes:
             return 0.0
         if self._late.values:
             return late * self._late.median
-        return late * self._cost * (self._prompts.median if self._prompts.values else plain_s / rows)
+        return late * self._late_cost * (self._prompts.median if self._prompts.values else plain_s / rows)

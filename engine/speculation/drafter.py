@@ -55,6 +55,7 @@ class Drafter(Protocol):
             head's is not: it took its own guess of what the target would make of the position before.
         max_positions: It guesses nothing at or beyond.
         cost: Time of one token, as a part of the target's: what is believed before it is measured.
+        late_cost: The same of one of many tokens that it only catches up with.
         token_bytes: What an entry takes.
         told: What the target has to write down of each step's tokens; None: nothing.
     """
@@ -64,6 +65,7 @@ class Drafter(Protocol):
     keeps_guesses: bool
     max_positions: int
     cost: float
+    late_cost: float
     token_bytes: int
 
     @property

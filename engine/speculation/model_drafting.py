@@ -74,7 +74,7 @@ class ModelDrafting:
 
     Attributes:
         kind: What its guesses are called.
-        cost: See `Drafter.cost`.
+        cost, late_cost: See `Drafter`.
         is_broken: A forward of the drafter has raised; it is not asked again.
         took: Of the last call of `draft`: sequences, tokens beyond one each in the first forward, forwards, seconds of
             the first and of the others. None where it did nothing.
@@ -82,7 +82,7 @@ class ModelDrafting:
 
     def __init__(self, drafter: Drafter, kv: KVCache, vocab_size: int, clock: Callable[[], float]) -> None:
         self.kind = drafter.kind
-        self.cost = drafter.cost
+        self.cost, self.late_cost = drafter.cost, drafter.late_cost
         self.is_broken = False
         self.took: tuple[int, int, int, float, float] | None = None
         self._drafter = drafter

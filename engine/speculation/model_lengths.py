@@ -59,12 +59,12 @@ class ModelLengths:
 
     Args:
         times: Of the target's steps.
-        cost: See `Drafter.cost`.
+        cost, late_cost: See `Drafter`.
     """
 
-    def __init__(self, times: StepTimes, cost: float) -> None:
+    def __init__(self, times: StepTimes, cost: float, late_cost: float) -> None:
         self.times = times
-        self.drafts = DraftTimes(cost)
+        self.drafts = DraftTimes(cost, late_cost)
         self._credit: float | None = None  # in seconds
         self._is_drafting = False
         self._promise = 1.0

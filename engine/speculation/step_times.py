@@ -119,7 +119,9 @@ class StepTimes:
         own = self._rows[size_class(rows)]
         if own.known is None:
             own.known = sorted(
-                (figure.width, figure.time) for key, figure in own.figures.items() if key and len(figure.times) >= ENOUGH
+                (figure.width, figure.time)
+                for key, figure in own.figures.items()
+                if key and len(figure.times) >= ENOUGH
             )
         low, high = (1.0, plain.time), None
         for point in own.known:

@@ -164,7 +164,7 @@ class DraftModel:
         model: Its weights.
         pools: The target's slots.
         vocab_size: The target's. The draft model's may be padded to another size.
-        cost: See `Drafter.cost`.
+        cost: See `Drafter.cost`; `late_cost` is the same.
     """
 
     kind = Kind.DRAFT_MODEL
@@ -175,7 +175,7 @@ class DraftModel:
     def __init__(self, model: Decoder, pools: Pools, *, vocab_size: int, cost: float) -> None:
         config = model.config
         self.model = model
-        self.cost = cost
+        self.cost = self.late_cost = cost
         has_axes = config.rope.sections is not None  # then positions are angles, which no table bounds
         self.max_positions = pools.slot_table.shape[1] if has_axes else config.max_positions
         self.token_bytes = entry_bytes(config, pools.dtype)
@@ -206,7 +206,7 @@ class Head:
         model: Its weights.
         target: The model that it was trained for: embeds tokens, and gives logits where the head has none of its own.
         pools: The target's slots.
-        cost: See `Drafter.cost`.
+        cost: See `Drafter.cost`; `late_cost` is the same.
     """
 
     kind = Kind.HEAD
@@ -216,7 +216,7 @@ class Head:
     def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float) -> None:
         config = model.config
         self.model = model
-        self.cost = cost
+        self.cost = self.late_cost = cost
         self.told = Told(config.layers, config.hidden_size, pools)
         has_axes = config.rope.sections is not None
         self.max_positions = pools.slot_table.shape[1] if has_axes else config.max_positions

@@ -159,7 +159,7 @@ def lengths_of(rows: int = 4, plain_s: float = 1e-3) -> ModelLengths:
     times = StepTimes()
     for _ in range(3):
         times.add(rows, rows, plain_s)
-    return ModelLengths(times, 0.02)
+    return ModelLengths(times, 0.02, 0.02)
 
 
 SURE = Rates(0.95, 0.95)
@@ -200,7 +200,7 @@ def test_beside_prompts_what_guessing_took_counts_though_the_step_tells_nothing(
 
 
 def test_times_of_forwards_and_of_catching_up_are_told_apart() -> None:
-    times = DraftTimes(0.25)
+    times = DraftTimes(0.25, 0.25)
     assert times.late_s(10, 4e-3, 2) == pytest.approx(5e-3)
     times.add_prompt(100, 40e-3)
     assert times.late_s(10, 4e-3, 2) == pytest.approx(1e-3)
