@@ -7,6 +7,7 @@ same head for steps that torch computes.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.cpu.native import Matrix, NativeModel, Weights, library, padded
+from engine.cpu.native import Matrix, NativeModel, Weights, address, library, padded
 from engine.models.decoder import Decoder
 from engine.models.eagle3 import Eagle3
 from engine.speculation.drafter import DraftRow
@@ -122,15 +123,7 @@ class NativeHead:
         self._table = table = (model.embedding or target.embedding).table
         self._table_at, self._table_bytes = table.data_ptr(), table.stride(0) * table.itemsize
         self._num_reserved = 0
-        rows = pools.slot_table.shape[0]
-        # What a call is told and says, in memory of its own, since numpy takes its time to say where an array lies.
-        self._rows = np.zeros((rows, 5), np.int32)  # `Row` of step.cpp
-        self._ends = np.zeros(rows, np.int32)
-        self._lengths = np.zeros(rows, np.int32)
-        self._allowed = np.zeros(rows, np.uint64)
         self._draft = _Draft(
-            rows=self._rows.ctypes.data,
-            ends=self._ends.ctypes.data,
             table=table.data_ptr(),
             features=self.told.features.data_ptr(),
             ahead=self._ahead.data_ptr(),
@@ -140,11 +133,11 @@ class NativeHead:
             table_width=pools.slot_table.shape[1],
             table_stride=table.stride(0),
         )
-        self._lengths_at, self._allowed_at = self._lengths.ctypes.data, self._allowed.ctypes.data
-        self._pointers = ctypes.byref(self._head), ctypes.byref(self._draft)
-        self._guesses = torch.empty(0, dtype=torch.int32)
-        self._logits = torch.empty((rows, self._head.head.outputs))
-        self._reserve(64, 15 * rows)
+        self._pointers = ctypes.addressof(self._head), ctypes.addressof(self._draft)
+        self._logits = torch.empty((pools.slot_table.shape[0], self._head.head.outputs))
+        self._logits_at = self._logits.data_ptr()
+        if not isinstance(self._rope, MRope):
+            self._draft.rotation = self._rope.table.data_ptr()
 
     def _laid_out(self, model: Eagle3) -> _Head:
         config, weights = model.config, self._weights
@@ -190,17 +183,16 @@ class NativeHead:
         """See `ChainDrafter.guess`."""
         draft, most = self._draft, max(lengths)
         num_ends = self._lay_out(rows, most - 1)
-        assert num_ends == len(lengths)
-        self._lengths[:num_ends] = lengths
-        draft.allowed = None
+        asked = array("i", lengths)
+        masks = None
         if any(words is not None for words in allowed):
-            self._allowed[:num_ends] = [0 if words is None else words.ctypes.data for words in allowed]
-            draft.allowed = self._allowed_at
-        draft.logits = self._logits.data_ptr()
-        draft.lengths, draft.is_guessed = self._lengths_at, False
+            masks = array("Q", [0 if words is None else words.ctypes.data for words in allowed])
+        guesses = array("i", bytes(4 * most * num_ends))
+        draft.lengths, draft.guesses = address(asked), address(guesses)
+        draft.allowed = None if masks is None else address(masks)
+        draft.logits, draft.is_guessed = self._logits_at, False
         self._library.beholder_draft(*self._pointers, self.threads)
-        guesses: list[int] = self._guesses[: num_ends * most].tolist()
-        return [guesses[most * index : most * index + length] for index, length in enumerate(lengths)]
+        return [guesses[most * index : most * index + length].tolist() for index, length in enumerate(lengths)]
 
     def warm_up(self) -> None:
         """See `Drafter.warm_up`."""
@@ -213,33 +205,31 @@ class NativeHead:
             How many rows ask.
         """
         base, stride = self._table_at, self._table_bytes
-        addresses: list[int] = []
-        table, ends = [], []
+        addresses = array("Q")
+        table, ends = array("i"), array("i")  # `Row` of step.cpp
         for index, row in enumerate(rows):
             first = len(addresses)
-            table.append((row.table_row, row.start - _LAG, first, len(row.token_ids), 0))
+            table.extend((row.table_row, row.start - _LAG, first, len(row.token_ids), 0))
             addresses.extend([base + token_id * stride for token_id in row.token_ids])
             if row.vision is not None:  # as the target had them
                 seen = self.told.seen
+                seen_at, size = seen.data_ptr(), seen.stride(0) * seen.itemsize
                 places = np.flatnonzero(row.vision)
                 slots = self._slots[row.table_row, row.start + places].tolist()
                 for place, slot in zip(places.tolist(), slots, strict=True):
-                    addresses[first + place] = seen.data_ptr() + slot * seen.stride(0) * seen.itemsize
+                    addresses[first + place] = seen_at + slot * size
             if row.asks:
                 ends.append(index)
-        num_pairs, num_ends = len(addresses), len(ends)
-        if num_pairs > self._num_reserved or num_ends * (num_further + 1) > len(self._guesses):
-            self._reserve(num_pairs, num_ends * (num_further + 1))
-        self._rows[: len(rows)] = table
-        self._ends[:num_ends] = ends
-        self._embeddings[:num_pairs] = addresses
         draft = self._draft
-        draft.num_rows, draft.num_pairs, draft.num_ends = len(rows), num_pairs, num_ends
-        rope = self._rope
-        draft.in_order = isinstance(rope, MRope)
-        self._rotation = rope.table if not isinstance(rope, MRope) else self._rotations(rope, rows, ends, num_further)
-        draft.rotation = self._rotation.data_ptr()
-        return num_ends
+        draft.rows, draft.num_rows = address(table), len(rows)
+        draft.ends, draft.num_ends = address(ends), len(ends)
+        draft.embeddings, draft.num_pairs = address(addresses), len(addresses)
+        if isinstance(self._rope, MRope):
+            self._rotation = self._rotations(self._rope, rows, ends, num_further)
+            draft.rotation, draft.in_order = self._rotation.data_ptr(), True
+        self._laid_out_in = table, ends, addresses  # as long as they are pointed to
+        self._reserve(len(addresses))
+        return len(ends)
 
     def _rotations(self, rope: MRope, rows: Sequence[DraftRow], ends: Sequence[int], num_further: int) -> torch.Tensor:
         """bfloat16 (any, 2, head_dim), in the order of `Draft` in head.h."""
@@ -254,13 +244,11 @@ class NativeHead:
         positions = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.int64))
         return torch.cat(rope.at(positions), dim=1)
 
-    def _reserve(self, num_pairs: int, num_guesses: int) -> None:
-        """Have room for so many pairs and guesses."""
-        self._num_reserved = max(num_pairs, self._num_reserved)
-        size = self._library.beholder_draft_workspace(self._pointers[0], self._num_reserved)
+    def _reserve(self, num_pairs: int) -> None:
+        """Have a workspace for so many pairs, which begins at a multiple of 64 bytes."""
+        if num_pairs <= self._num_reserved:
+            return
+        size = self._library.beholder_draft_workspace(self._pointers[0], num_pairs)
         self._workspace = torch.empty(size + 64, dtype=torch.uint8)
-        self._embeddings = np.empty(self._num_reserved, np.int64)
-        self._guesses = torch.empty(max(num_guesses, len(self._guesses)), dtype=torch.int32)
-        self._draft.workspace = -(-self._workspace.data_ptr() // 64) * 64  # from a multiple of 64 bytes on
-        self._draft.embeddings = self._embeddings.ctypes.data
-        self._draft.guesses = self._guesses.data_ptr()
+        self._draft.workspace = -(-self._workspace.data_ptr() // 64) * 64
+        self._num_reserved = num_pairs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from array import array
 from functools import cache
 from typing import Any, Final
 
@@ -263,6 +264,11 @@ class NativeModel:
             gate_up=weights.gated(layer.mlp.gate_up),
             down=weights.product(layer.mlp.down),
         )
+
+
+def address(values: array[int]) -> int:
+    """Where an array's values lie, as long as it lives and keeps its length."""
+    return values.buffer_info()[0]
 
 
 def padded(count: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from engine.batch import Row, SampledToken, TokenMask
-from engine.cpu.native import NativeModel, Step, is_beside_torch, library
+from engine.cpu.native import NativeModel, Step, address, is_beside_torch, library
 from engine.models.decoder import Decoder
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.sampling import plainly_greedy, sample
@@ -84,7 +84,7 @@ class CpuRunner(TorchRunner):
         super().guess_with(drafter)
         if (told := drafter.told) is not None:
             self._told_layers = array("i", told.layers)
-            self._step.told, self._step.num_told = _address(self._told_layers), len(told.layers)
+            self._step.told, self._step.num_told = address(self._told_layers), len(told.layers)
             self._step.features = told.features.data_ptr()
 
     @torch.inference_mode()
@@ -135,12 +135,12 @@ class CpuRunner(TorchRunner):
         ids = array("q", bytes(8 * len(indices)))
         self._library.beholder_best(
             logits.data_ptr(),
-            _address(chosen),
+            address(chosen),
             len(indices),
             self.vocab_size,
             None if masks is None else masks.ctypes.data,
             0 if masks is None else masks.shape[1],
-            _address(ids),
+            address(ids),
             self.threads,
         )
         return [SampledToken(token_id) for token_id in ids]
@@ -165,10 +165,10 @@ class CpuRunner(TorchRunner):
         logits = torch.empty((len(ends), self.vocab_size))
 
         step = self._step
-        step.rows, step.num_rows = _address(table), len(rows)
-        step.embeddings, step.taps, step.num_tokens = _address(addresses), _address(taps), num_tokens
-        step.rotation, step.rotation_rows = rotation.data_ptr(), _address(rotation_rows)
-        step.ends, step.num_ends, step.logits = _address(ends), len(ends), logits.data_ptr()
+        step.rows, step.num_rows = address(table), len(rows)
+        step.embeddings, step.taps, step.num_tokens = address(addresses), address(taps), num_tokens
+        step.rotation, step.rotation_rows = rotation.data_ptr(), address(rotation_rows)
+        step.ends, step.num_ends, step.logits = address(ends), len(ends), logits.data_ptr()
         self._reserve(num_tokens)
         num_layers = self.model.config.num_layers
         at_once = num_layers if num_tokens <= MOST_AT_ONCE else 1
@@ -252,7 +252,3 @@ class CpuRunner(TorchRunner):
         self._workspace = torch.empty(size + 64, dtype=torch.uint8)
         self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
         self._num_reserved = num_tokens
-
-
-def _address(values: array[int]) -> int:
-    return values.buffer_info()[0]

@@ -8,16 +8,12 @@ from typing import Final
 from engine.speculation.step_times import SAMPLES
 from engine.step_costs import size_class
 
-ENOUGH: Final = 3
-"""So many measurements have a median."""
 FEW: Final = 16
 """So many tokens a sequence that the model has yet to compute cost about as much as one."""
 
 
 class _Newest:
-    """The newest measurements and their median, which is asked for more often than it changes; of very few the least,
-    since what disturbs a measurement makes it longer.
-    """
+    """The newest measurements and their median, which is asked for more often than it changes."""
 
     __slots__ = ("median", "values")
 
@@ -27,8 +23,7 @@ class _Newest:
 
     def add(self, value: float) -> None:
         self.values.append(value)
-        middle = len(self.values) // 2 if len(self.values) >= ENOUGH else 0
-        self.median = sorted(self.values)[middle]
+        self.median = sorted(self.values)[len(self.values) // 2]
 
 
 class DraftTimes:

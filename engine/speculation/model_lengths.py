@@ -36,6 +36,8 @@ LONGEST_REST: Final = 2048
 """A model that does not promise enough is tried after so many steps, twice as many each time."""
 TRIAL: Final = 2
 """Then it guesses so many tokens."""
+HELD: Final = 3
+"""A decision to guess holds for so many steps more: making it takes about as long as a tenth of a small model's step."""
 LEARNING: Final = 0.1
 LEAST_TRUST: Final = 0.5
 FORGIVING: Final = 1 / 512
@@ -71,6 +73,8 @@ class ModelLengths:
         self._expected_s = 0.0
         self._late_s = 0.0
         self._trust = 1.0
+        self._held = 0
+        self._held_rows, self._held_length = 0, 0
         self._rest = 0
         self._next_rest = FIRST_REST
         self._num_tried = 0  # rows of a trial that runs
@@ -112,6 +116,8 @@ class ModelLengths:
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return none
+        if (held := self._held_lengths(rows, lengths, models, room)) is not None:
+            return held
         base_s = self.times.step_s(rows, rows + sum(lengths))
         assert base_s is not None
         base_rate = (rows + sum(free)) / base_s
@@ -140,6 +146,8 @@ class ModelLengths:
             best_rate = base_rate
         self._promise = best_rate * plain_s / rows
         self._expected_s, self._late_s = best_s, best_late_s
+        if self._is_drafting and not any(lengths):
+            self._held, self._held_rows, self._held_length = HELD, rows, max(best)
         return best
 
     def stepped(self, rows: int, tokens: int, gained: int, step_s: float, drafting_s: float, *, is_pure: bool) -> None:
@@ -169,6 +177,23 @@ class ModelLengths:
         else:
             self._trust += FORGIVING * (1.0 - self._trust)
         self._credit = min(credit, most)
+
+    def _held_lengths(
+        self, rows: int, lengths: Ordered[int], models: Ordered[ModelCandidate | None], room: int
+    ) -> list[int] | None:
+        """What was decided a few steps ago, if all is as it was: None where it has to be decided anew."""
+        self._held -= 1
+        if self._held < 0 or not self._is_drafting or rows != self._held_rows or any(lengths):
+            return None
+        if self._credit is None or self._credit < self._expected_s or rows * self._held_length > room:
+            return None
+        held = []
+        for model in models:
+            if model is None or model.late > FEW:
+                return None
+            held.append(min(model.length, self._held_length))
+        self._late_s = 0.0
+        return held
 
     def _affordable(
         self,
