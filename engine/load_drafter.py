@@ -59,8 +59,8 @@ def load_drafter(
         target: The loaded model.
         checkpoint: What it was loaded from: type and device are the same for the drafter.
         languages: Language models by `model_type`, in folders of vision models.
-        is_native: Steps of the model are native calls, several times as fast as torch: then a head that torch would
-            have to compute guesses only where somebody asks for it.
+        is_native: Steps of the model are native calls, beside which a head brings little (docs/performance.md): there
+            it guesses only where somebody asks for it.
 
     Raises:
         ModelError: The drafter does not fit the model, or an option names one that would never be asked.
@@ -70,11 +70,9 @@ def load_drafter(
         return _draft_model(Path(config.draft_model), config, target, checkpoint, languages)
     bundled = Path(config.model) / BUNDLED_HEAD
     folder = Path(config.draft_head) if config.draft_head else bundled
-    is_found = (bundled / "config.json").is_file()
+    is_found = (bundled / "config.json").is_file() and (config.speculation == "head" or not is_native)
     if config.speculation in ("auto", "head") and (config.draft_head or is_found):
-        loaded = _head(folder, target, checkpoint)
-        is_asked_for = config.draft_head or config.speculation == "head"
-        return loaded if is_asked_for or not (is_native and loaded.why_not_native) else None
+        return _head(folder, target, checkpoint)
     if config.speculation == "head":
         raise ModelError(
             f"speculation is head, but {config.model} holds no folder {BUNDLED_HEAD}; set draft_head to "

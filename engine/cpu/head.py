@@ -92,6 +92,9 @@ class NativeHead:
         native: The same in the library's layout: gives logits where the head has none of its own.
         pools: The target's slots.
         cost, late_cost: See `Drafter`.
+
+    Attributes:
+        pool: (num_slots, 2, kv_heads, head_dim), entries.
     """
 
     kind = Kind.HEAD
@@ -118,7 +121,7 @@ class NativeHead:
         self._head = self._laid_out(model)
         self._slot_table = pools.slot_table
         self._slots = pools.slot_table.numpy()
-        self._pool = pools.zeros(pools.num_slots, 2, config.num_kv_heads, config.head_dim)
+        self.pool = pools.zeros(pools.num_slots, 2, config.num_kv_heads, config.head_dim)
         self._ahead = torch.zeros(pools.slot_table.shape[0], padded(config.hidden_size))
         self._table = table = (model.embedding or target.embedding).table
         self._table_at, self._table_bytes = table.data_ptr(), table.stride(0) * table.itemsize
@@ -128,7 +131,7 @@ class NativeHead:
             features=self.told.features.data_ptr(),
             ahead=self._ahead.data_ptr(),
             slot_table=self._slot_table.data_ptr(),
-            kv_pool=self._pool.data_ptr(),
+            kv_pool=self.pool.data_ptr(),
             num_slots=pools.num_slots,
             table_width=pools.slot_table.shape[1],
             table_stride=table.stride(0),

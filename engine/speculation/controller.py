@@ -28,6 +28,10 @@ LEAST_RATE: Final = 0.2
 """Guesses that are right less often than this are not even considered."""
 REFRESH: Final = 128
 """After so many verifying steps one without drafts is taken, to know what that costs now."""
+MODEL_REFRESH: Final = 24
+"""The same where a model guesses, which gains less by a step: what a machine made of plain steps a while ago must not
+have it guess for long.
+"""
 LEARNING: Final = 0.1
 """What one verifying step counts in trust."""
 FORGIVING: Final = 1 / 512
@@ -111,7 +115,9 @@ class Controller:
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
-        return self.models is not None and self.times.plain_age(rows) < REFRESH and self.models.may_ask(rows, rates)
+        return (
+            self.models is not None and self.times.plain_age(rows) < MODEL_REFRESH and self.models.may_ask(rows, rates)
+        )
 
     def choose_model(
         self,

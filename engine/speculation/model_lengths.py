@@ -37,7 +37,7 @@ LONGEST_REST: Final = 2048
 TRIAL: Final = 2
 """Then it guesses so many tokens."""
 HELD: Final = 3
-"""A decision to guess holds for so many steps more: making it takes about as long as a tenth of a small model's step."""
+"""A decision to guess holds for so many steps more: deciding takes a tenth of a small model's step."""
 LEARNING: Final = 0.1
 LEAST_TRUST: Final = 0.5
 FORGIVING: Final = 1 / 512

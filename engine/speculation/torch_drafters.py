@@ -45,8 +45,8 @@ class Pools:
 
 
 class Told:
-    """What some of the target's layers make of tokens, and the embeddings of its vision tokens, by slot: a head makes its
-    entries of that, later, when somebody drafts.
+    """What some of the target's layers make of tokens, and the embeddings of its vision tokens, by slot: a head makes
+    its entries of that, later, when somebody drafts.
 
     Args:
         layers: After so many layers each.
