@@ -264,8 +264,8 @@ def calibrate(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def bench(context: typer.Context) -> None:
-    """Measure speed: beside plain transformers, and over HTTP (`beholder bench --help`)."""
-    from server.bench import main as measure
+    """Measure speed: beside plain transformers, of any server, of the engine alone (`beholder bench --help`)."""
+    from server.bench.command import main as measure
 
     raise typer.Exit(measure(list(context.args)))
 

@@ -17,7 +17,8 @@ import io
 import ipaddress
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -176,6 +177,14 @@ class Visit:
         url = message.location.get("url", "")
         if message.type == "error" and not url.endswith("/favicon.ico"):  # what the browser asks of its own accord
             self.errors.append(f"{message.text} ({url})")
+
+
+def until(page: Any, condition: Callable[[], bool]) -> None:
+    """Waits until it is so. Playwright calls handlers only while it is asked for something, so it is asked to wait."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, page.locator("body").inner_text()
+        page.wait_for_timeout(50)
 
 
 def leaves_the_machine(url: str) -> bool:

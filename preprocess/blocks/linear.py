@@ -52,26 +52,37 @@ class Linear:
         *,
         bias: bool,
         kind: str = "Linear",
+        more_inputs: int = 0,
+        more_outputs: int = 0,
     ) -> Linear:
         """One layer from `modules`; several that read the same input become one, outputs in order.
 
-        `kind` ``"Embedding"`` makes a layer of a table, for models whose head is tied to it.
+        `kind` ``"Embedding"`` makes a layer of a table, for models whose head is tied to it. `more_inputs` and
+        `more_outputs`, those of each module, follow its own and are zero: for sizes that kernels read slowly.
         """
         modules = [modules] if isinstance(modules, str) else modules
         sizes = [outputs] if isinstance(outputs, int) else outputs
         weights = [
             checkpoint.weight(module, (size, inputs), kind=kind) for module, size in zip(modules, sizes, strict=True)
         ]
+        more = (0, more_inputs, 0, more_outputs)  # as `F.pad` counts: the last dimension first
         integers = None
         parts = [part for module in modules if (part := checkpoint.integers(module, kind=kind)) is not None]
         if len(parts) == len(modules):
-            integers = torch.cat([part for part, _ in parts]), torch.cat([scale for _, scale in parts])
+            integers = (
+                torch.cat([_filled(part, more) for part, _ in parts]),
+                torch.cat([_filled(scale, more[2:]) for _, scale in parts]),
+            )
         biases = (
             [checkpoint.tensor(f"{module}.bias", (size,)) for module, size in zip(modules, sizes, strict=True)]
             if bias
             else []
         )
-        return cls(torch.cat(weights), torch.cat(biases) if bias else None, integers)
+        return cls(
+            torch.cat([_filled(weight, more) for weight in weights]),
+            torch.cat([_filled(each, more[2:]) for each in biases]) if bias else None,
+            integers,
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, inputs) → (…, outputs)."""
@@ -130,6 +141,11 @@ class Linear:
             return F.gelu(self(x), approximate=approximate)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "gelu", [], approximate)
         return y
+
+
+def _filled(tensor: torch.Tensor, more: tuple[int, ...]) -> torch.Tensor:
+    """With zeros where `more` says so, which is as `F.pad` takes it (and copies even where there are none)."""
+    return F.pad(tensor, more) if any(more) else tensor
 
 
 def _can_lay_out(weight: torch.Tensor) -> bool:

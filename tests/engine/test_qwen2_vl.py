@@ -55,6 +55,18 @@ def test_encoders_equal_transformers_on_every_small_grid(checked: Checked, frame
         torch.testing.assert_close(got, expected, atol=3e-5, rtol=1e-5)
 
 
+def test_whole_blocks_inside_an_mlp_change_nothing(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: 44 are filled up to 64 with zeros in Qwen2.5-VL."""
+    items = random_items((3, 5), (4, 4), frames=1)
+    monkeypatch.setattr(qwen2_vl, "_BLOCKS", {"cpu": 64})
+    filled = load_runner(EngineConfig(str(checked.folder), dtype="float32", threads=1, kv_tokens=64, max_running=1))
+    assert isinstance(filled, TorchRunner)
+    if isinstance(mlp := filled.encoder.layers[0].mlp, qwen2_vl.GatedMLP):  # type: ignore[attr-defined]
+        assert mlp.gate_up.outputs == 2 * 64
+    for got, expected in zip(filled.encode(items), expected_of(checked, items), strict=True):
+        torch.testing.assert_close(got, expected, atol=3e-5, rtol=1e-5)
+
+
 def test_large_pictures_go_through_in_slices_without_a_difference(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

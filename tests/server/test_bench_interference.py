@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from serving import Served
 
-from server.bench_interference import Round, Scenario, figures, measure, picture_url
+from server.bench.interference import Round, Scenario, figures, measure
+from server.bench.pictures import data_url, picture
 
 
 def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
@@ -16,7 +17,7 @@ def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
     return Scenario(
         streams=streams,
         every_s=0.05,
-        pictures=[picture_url(seed, 80, 80) for seed in range(2)],
+        pictures=[data_url(picture(seed, 80, 80)) for seed in range(2)],
         seconds=0.1,
         turns=1,
         stream_words=14,

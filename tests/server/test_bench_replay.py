@@ -1,4 +1,4 @@
-"""`beholder bench --replay`: the mechanism's figures at scripted acceptance."""
+"""`beholder bench replay`: the mechanism's figures at scripted acceptance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.bench_replay import main
+from server.bench.replay import main
 
 
 def test_tokens_a_step_follow_from_the_script(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,10 +83,10 @@ def test_version_is_a_command_and_an_option():
 
 
 def test_bench_says_what_it_lacks(monkeypatch, capsys):
-    from server import bench
+    from server.bench import beside_transformers, command
 
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    assert bench.main([]) == 2
+    monkeypatch.setattr(beside_transformers.importlib.util, "find_spec", lambda name: None)
+    assert command.main([]) == 2
     assert "pip install transformers" in capsys.readouterr().err
 
 

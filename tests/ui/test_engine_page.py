@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browser import PICTURES, Visit
+from browser import PICTURES, Visit, until
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from serving import PATIENCE_S, Served
+from serving import Served
 
 BOUNDS = (0.01, 0.05, 0.1, 0.5)
 
@@ -38,14 +37,6 @@ def figure(page: Any, title: str) -> dict[str, str]:
 def number(shown: str) -> float:
     """Of a figure; none yet is 0."""
     return float(shown.removesuffix(" %").replace(",", "").replace("–", "0"))
-
-
-def until(page: Any, condition: Callable[[], bool]) -> None:
-    """Looks at the page until it is so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, page.locator("beholder-engine").inner_text()
-        page.wait_for_timeout(50)
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PHONE, PICTURES, Visit, camera_file, chromium
+from browser import PHONE, PICTURES, Visit, camera_file, chromium, until
 from serving import PATIENCE_S, Served
 
 WORDS = ".live-beside"
@@ -57,20 +56,15 @@ def mode(page: Any, name: str) -> None:
     page.locator(".live-prompt .segments label", has_text=name).click()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 def test_a_camera_is_described_in_words_that_are_right_for_each_scene(visit: Callable[..., Visit]):
     page = start(visit())
     said(page, "penguin")
     said(page, "tractor|cow")
-    until(lambda: any("penguin" in each for each in history(page)) and any("cow" in each for each in history(page)))
+    until(
+        page, lambda: any("penguin" in each for each in history(page)) and any("cow" in each for each in history(page))
+    )
     assert page.locator(".live-mark").inner_text() == "Camera on"
-    until(lambda: page.locator("[data-figure=received]").inner_text().isdigit())  # statistics come once a second
+    until(page, lambda: page.locator("[data-figure=received]").inner_text().isdigit())  # statistics come once a second
     figures = {cell.get_attribute("data-figure"): cell.inner_text() for cell in page.locator(".live-figures dd").all()}
     assert figures["vision"] == "64"
     assert re.fullmatch(r"\d+ ms|\d\.\d s", figures["age"])
@@ -90,7 +84,7 @@ def test_nothing_moves_while_words_come(place: str, browser: Any, served_ui: Ser
     visit.page.route_web_socket("**/v1/stream", lambda socket: begin_on_a_frame(socket, begun.append))
     visit.open("/ui").locator(".prompt-preset").select_option("describe")  # long ones have more room
     page = start(visit)
-    until(lambda: page.evaluate("true") and bool(begun))  # what a page is asked lets playwright hear its sockets too
+    until(page, lambda: bool(begun))
     (tell,) = begun
     shown = ""
 
@@ -157,9 +151,11 @@ def test_a_screen_reader_hears_whole_captions_and_not_too_many(visit: Callable[.
     }""")
     mode(page, "Always")
     page.get_by_role("button", name="Start the camera").click()
-    until(lambda: len(page.evaluate("heard")) >= 3)
+    until(page, lambda: len(page.evaluate("heard")) >= 3)
     heard = page.evaluate("heard")
-    until(lambda: {text for _, text in heard} <= set(history(page)))  # a card comes with its picture, a little later
+    until(
+        page, lambda: {text for _, text in heard} <= set(history(page))
+    )  # a card comes with its picture, a little later
     assert all(later[0] - earlier[0] > 2900 for earlier, later in pairwise(heard))
     assert all(later[1] != earlier[1] for earlier, later in pairwise(heard))
 
@@ -179,10 +175,10 @@ def test_reading_aloud_takes_voices_of_this_device_only(browser: Any, served_ui:
     visit.open("/ui")
     page = start(visit)
     page.get_by_role("button", name="Read aloud").click()
-    until(lambda: len(page.evaluate("spoken")) >= 2)
+    until(page, lambda: len(page.evaluate("spoken")) >= 2)
     spoken = page.evaluate("spoken")
     assert {voice for voice, _ in spoken} == {"near"}
-    until(lambda: {text for _, text in spoken} <= set(history(page)))
+    until(page, lambda: {text for _, text in spoken} <= set(history(page)))
     visit.close()
 
 
@@ -231,7 +227,7 @@ def test_nothing_is_sent_until_start_and_snap_sends_one_picture(visit: Callable[
     page.keyboard.press("Space")
     said(page, SCENES)
     page.locator(CARD).wait_for()
-    until(lambda: received.inner_text() == "1")
+    until(page, lambda: received.inner_text() == "1")
     page.wait_for_timeout(1200)  # statistics come once a second
     assert received.inner_text() == "1"
     assert len(history(page)) == 1
@@ -421,9 +417,9 @@ def test_a_shared_screen_goes_on_while_the_page_is_hidden(visit: Callable[..., V
       document.dispatchEvent(new Event("visibilitychange"));
     }""")
     received = page.locator("[data-figure=received]")
-    until(lambda: received.inner_text().isdigit())
+    until(page, lambda: received.inner_text().isdigit())
     count = int(received.inner_text())
-    until(lambda: int(received.inner_text()) > count)
+    until(page, lambda: int(received.inner_text()) > count)
     page.evaluate("document.querySelector('beholder-live video').srcObject.getTracks()[0].stop()")
     page.get_by_role("button", name="Stop").click()
     assert page.get_by_role("button", name="Start the camera").is_visible()
@@ -444,7 +440,7 @@ def test_a_camera_that_is_on_is_told_in_every_tab_of_the_page(visit: Callable[..
 
 def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callable[..., Visit], tmp_path: Path):
     page = start(visit())
-    until(lambda: len(history(page)) >= 3)
+    until(page, lambda: len(history(page)) >= 3)
     page.get_by_role("button", name="Stop").click()
 
     def saved(name: str) -> str:
@@ -458,7 +454,9 @@ def test_what_was_said_can_be_taken_along_as_jsonl_csv_and_webvtt(visit: Callabl
     def saved_lines() -> list[dict[str, Any]]:
         return [json.loads(line) for line in saved("JSONL").splitlines()]
 
-    until(lambda: [line["text"] for line in saved_lines()] == history(page)[::-1])  # the last card may still be made
+    until(
+        page, lambda: [line["text"] for line in saved_lines()] == history(page)[::-1]
+    )  # the last card may still be made
     cards = history(page)[::-1]
     page.locator(CARD).last.get_by_role("button", name="Star").click()
     page.locator(CARD).last.get_by_role("button", name="Not good").click()
@@ -487,7 +485,7 @@ def test_thumbs_reach_the_server(visit: Callable[..., Visit], served_ui: Served)
     before = counted("up")
     page = start(visit())
     page.locator(CARD).first.get_by_role("button", name="Good", exact=True).click()
-    until(lambda: counted("up") == before + 1)
+    until(page, lambda: counted("up") == before + 1)
 
 
 def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(browser: Any, served_ui: Served):
@@ -506,7 +504,7 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     page.wait_for_selector('beholder-live[data-link="live"]')
     page.wait_for_selector('beholder-live[data-stale="false"]')
     count = len(history(page))
-    until(lambda: len(history(page)) > count + 1)
+    until(page, lambda: len(history(page)) > count + 1)
     assert page.locator(".live-mark").is_visible()
     visit.close()
 
@@ -557,11 +555,11 @@ def test_a_lost_connection_is_taken_up_where_it_broke(browser: Any, served_ui: S
     page = start(visit)
     said(page, SCENES)
     page.evaluate("sockets[0].close(4000)")
-    until(lambda: page.evaluate("sockets.length") >= 2)
-    until(lambda: any(event["type"] == "session.resumed" for event in heard))
+    until(page, lambda: page.evaluate("sockets.length") >= 2)
+    until(page, lambda: any(event["type"] == "session.resumed" for event in heard))
     page.wait_for_selector('beholder-live[data-link="live"]')
     count = len(history(page))
-    until(lambda: len(history(page)) > count)
+    until(page, lambda: len(history(page)) > count)
     [resumed] = [event for event in heard if event["type"] == "session.resumed"]
     first = next(event for event in heard if event["type"] == "session.created")
     assert resumed["session_id"] == first["session_id"]
@@ -615,7 +613,7 @@ def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_se
         page.locator(".prompt-preset option").first.wait_for(state="attached")
         start(visit)
         page.wait_for_selector('beholder-live[data-link="live"]')
-        until(lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
+        until(page, lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
         assert page.evaluate("localStorage.length") == 0
         served.process.terminate()
         assert served.process.wait(PATIENCE_S) == 0  # far less than running answers get

@@ -1,6 +1,6 @@
-"""How live sessions do: age of frames, how many are looked at, and what a still scene costs.
+"""`beholder bench live`: how live sessions do: age of frames, how many are looked at, and what a still scene costs.
 
-    python -m server.bench_live [--model FOLDER] [--fps 5] [--seconds 15]
+    beholder bench live [--model FOLDER] [--fps 5] [--seconds 15]
 
 A camera is 640 × 480 JPEGs in which a square moves a little from frame to frame, so no two are alike. The server is
 started for the purpose; the client shares the machine with it.
@@ -13,15 +13,9 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import struct
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -30,8 +24,8 @@ from PIL import Image, ImageDraw
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from server.bench import percentile
-from server.settings import Settings
+from server.bench.figures import percentile, print_rows
+from server.bench.serving import serving
 
 NUM_PICTURES: Final = 64
 SETTLE_S: Final = 1.5
@@ -49,27 +43,24 @@ class Result:
     processor_s: dict[str, float] = field(default_factory=dict)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(arguments: list[str]) -> int:
+    """Print the figures; the exit code of the command."""
+    parser = argparse.ArgumentParser(
+        prog="beholder bench live", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--fps", type=float, default=5)
+    parser.add_argument("--fps", type=float, default=5, help="of each camera (default: 5)")
     parser.add_argument("--seconds", type=float, default=15, help="of each run (default: 15)")
     parser.add_argument("--max-tokens", type=int, default=24, help="of a caption, always all of them (default: 24)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
-    model = Settings.load({"model": given.model}).resolve_model().model
     rows = []
-    with _server(model) as (url, process):
+    with serving(given.model) as (url, process):
         asyncio.run(_run(url, process, 1, given.fps, 2, given.max_tokens))  # warm
         for sessions, is_still in ((1, False), (8, False), (1, True), (8, True)):
             result = asyncio.run(_run(url, process, sessions, given.fps, given.seconds, given.max_tokens, is_still))
             rows.append(_row(sessions, is_still, result))
-    if given.json:
-        print(json.dumps(rows, indent=1))
-        return 0
-    for row in rows:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    print_rows(rows, as_json=given.json)
     return 0
 
 
@@ -173,31 +164,3 @@ def _processor_s(launcher: psutil.Process) -> dict[str, float]:
         times = child.cpu_times()
         seconds[role] = seconds.get(role, 0.0) + times.user + times.system
     return seconds
-
-
-@contextlib.contextmanager
-def _server(model: str) -> Iterator[tuple[str, psutil.Process]]:
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--model", model]
-        with log.open("w") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
-        try:
-            yield _ready_url(process, log), psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        for line in log.read_text().splitlines():
-            if "ready" in line and "http://" in line:
-                return line[line.index("http://") :].split()[0]
-        time.sleep(0.05)
-    raise SystemExit(f"the server did not start:\n{log.read_text()}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -51,7 +51,8 @@ def inputs(folder: Path, seed: int) -> dict[str, torch.Tensor]:
     from tokenizers import Tokenizer
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    from server.bench import PROMPT, picture
+    from server.bench.beside_transformers import PROMPT
+    from server.bench.pictures import picture
 
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     processor = Idefics3ImageProcessorPil(**{k: v for k, v in settings.items() if not k.endswith("_type")})

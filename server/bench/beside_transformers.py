@@ -1,4 +1,4 @@
-"""`beholder bench`: this machine's figures, beside plain transformers on the same weights in the same run.
+"""`beholder bench transformers`: this machine's figures, beside plain transformers on the same weights in the same run.
 
 Rounds of both alternate, since shared machines are noisy; medians and ranges of the rounds are printed. The server runs
 as `beholder serve` does, with all its processes; everything is measured as a client of 127.0.0.1 sees it.
@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import importlib.util
-import io
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-import numpy as np
 import psutil
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from server.bench.figures import percentile
+from server.bench.pictures import data_url, picture
+from server.bench.serving import serving
 from server.settings import Settings
 
 PROMPT: Final = "Describe the picture in detail, with all the things that you can see in it."
 DECODE_TOKENS: Final = 128
-READY_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -57,17 +54,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         RuntimeError: The server did not become ready, or a request failed.
     """
-    if "--speculation" in arguments:
-        from server.bench_speculation import main as measure_speculation
-
-        return measure_speculation([argument for argument in arguments if argument != "--speculation"])
-    if "--replay" in arguments:
-        from server.bench_replay import main as measure_replay
-
-        return measure_replay([argument for argument in arguments if argument != "--replay"])
-    parser = argparse.ArgumentParser(prog="beholder bench", description=__doc__)
-    parser.add_argument("--speculation", action="store_true", help="measure drafting instead, see its own --help")
-    parser.add_argument("--replay", action="store_true", help="measure scripted drafts instead, see its own --help")
+    parser = argparse.ArgumentParser(prog="beholder bench transformers", description=__doc__)
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--requests", type=int, default=20, help="pictures for TTFT in each round (default: 20)")
@@ -77,10 +64,11 @@ def main(arguments: list[str]) -> int:
         print("beholder: bench needs transformers to compare with: pip install transformers", file=sys.stderr)
         return 2
     model = Settings.load({"model": options.model}).resolve_model().model
-    with _server(model) as (port, process), _reference(model) as reference:
+    # Nothing is guessed: the same question comes again and again, so that any guess would be right.
+    with serving(model, "--speculation", "none") as (url, process), _reference(model) as reference:
         results = []
         for number in range(options.rounds):
-            results.append(_round(port, process, reference, number, options.requests))
+            results.append(_round(url, process, reference, number, options.requests))
             print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
     rows = _rows(results)
     if options.json:
@@ -90,8 +78,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _round(port: int, server: psutil.Process, reference: _Reference, number: int, requests: int) -> Round:
-    client = _Client(port)
+def _round(url: str, server: psutil.Process, reference: _Reference, number: int, requests: int) -> Round:
+    client = _Client(urlsplit(url).port or 80)
     reference_decode, reference_first_ms = reference.measure()
     one = asyncio.run(client.decode_rate(1, seed=number * 1000))
     eight = asyncio.run(client.decode_rate(8, seed=number * 1000 + 100))
@@ -130,22 +118,6 @@ def _print(rows: Sequence[tuple[str, float, float, float, str]]) -> None:
     for name, median, low, high, asked in rows:
         table.add_row(name, f"{median:.2f}", f"{low:.2f} to {high:.2f}", asked)
     Console(width=110).print(table)
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The value below which `q` percent of `values` lie, between neighbours where needed."""
-    return float(np.percentile(np.asarray(values), q))
-
-
-def picture(seed: int, width: int = 640, height: int = 480) -> bytes:
-    """A JPEG with photo-like statistics: smooth colour fields, edges, mild noise. Every seed is another picture."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 255, (height // 80, width // 80, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.float32)
-    noisy = np.clip(smooth + rng.normal(0, 4, (height, width, 1)), 0, 255).astype(np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(noisy).save(out, "JPEG", quality=88)
-    return out.getvalue()
 
 
 # ---- the client ------------------------------------------------------------------------------------------------------
@@ -204,8 +176,7 @@ class _Client:
 
     async def _stream(self, jpeg: bytes, max_tokens: int) -> list[float]:
         """Arrival times of the content chunks of one streamed chat completion with a picture, one token each."""
-        url = "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": PROMPT}]
+        content = [{"type": "image_url", "image_url": {"url": data_url(jpeg)}}, {"type": "text", "text": PROMPT}]
         request = {
             "messages": [{"role": "user", "content": content}],
             "max_tokens": max_tokens,
@@ -240,35 +211,8 @@ class _Client:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _server(model: str) -> Iterator[tuple[int, psutil.Process]]:
-    """`beholder serve` on a free port, ready; ended by SIGTERM."""
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve", "--port", "0"]
-        command += ["--speculation", "none"]  # the same question comes again and again: any guess would be right
-        process = subprocess.Popen([*command, "--model", model], stderr=log, stdout=log)
-        try:
-            yield port_when_ready(process, log), psutil.Process(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def port_when_ready(process: subprocess.Popen[bytes], log: Any) -> int:
-    """The port of a server that is being started, once its log says that it is ready. Raises RuntimeError otherwise."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        log.seek(0)
-        for line in log.read().splitlines():
-            if "ready" in line and "http://" in line:
-                return int(line.split("http://")[1].split()[0].rsplit(":", 1)[1])
-        time.sleep(0.1)
-    log.seek(0)
-    raise RuntimeError("the server did not become ready:\n" + log.read())
-
-
 class _Reference:
-    """`server/bench_reference.py` as a process that measures one round at each line it is sent."""
+    """`server/reference.py` as a process that measures one round at each line it is sent."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -290,7 +234,7 @@ class _Reference:
 
 @contextmanager
 def _reference(model: str) -> Iterator[_Reference]:
-    script = Path(__file__).with_name("bench_reference.py")
+    script = Path(__file__).with_name("reference.py")
     process = subprocess.Popen(
         [sys.executable, "-P", str(script), model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,12 +1,12 @@
-"""What time-budgeted steps change, seen from the engine: no HTTP, and on a CPU no other process either.
+"""`beholder bench pace`: what time-budgeted steps change, seen from the engine: no HTTP, and on a CPU no other process.
 
-    python -m server.bench_pace [--model FOLDER] [--streams 32] [--picture-every-ms 500] [--image-size 1024x768]
+    beholder bench pace [--model FOLDER] [--streams 32] [--picture-every-ms 500] [--image-size 1024x768]
 
 Both sides run in one process in turn: one takes pictures and prompts as they come (`--ttft-target-ms 0`), one keeps to
 its targets. With one torch thread times are processor time of that thread, since shared machines are noisy, and
 pictures come by the same clock. Pictures are decoded and prompts tokenised beforehand.
 
-    interference   as `server.bench_interference`: streams alone and with pictures in turn
+    interference   as `beholder bench interference`: streams alone and with pictures in turn
     closed loop    so many clients, each with a new picture when its last answer is complete: what steady streams cost
 """
 
@@ -35,8 +35,9 @@ from preprocess.wire import (
     TextPart,
     TokenEvents,
 )
-from server.bench import percentile, picture
-from server.bench_interference import STORY, Round, figures
+from server.bench.figures import percentile, print_rows
+from server.bench.interference import STORY, Round, figures
+from server.bench.pictures import picture, size
 from server.sampling_rules import sampling_options
 from server.settings import Settings
 
@@ -53,19 +54,22 @@ APART: Final = 5
 """Clients of the closed loop begin so many steps one after the other, so that they do not all ask at once."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Print the figures; the exit code of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="beholder bench pace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
     parser.add_argument("--streams", type=int, default=32, help="that decode all the time (default: 32)")
     parser.add_argument("--picture-every-ms", type=float, default=500, help="(default: 500)")
-    parser.add_argument("--image-size", default="1024x768", help="of the JPEGs (default: 1024x768)")
+    parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
     parser.add_argument("--seconds", type=float, default=2, help="alone, and again with pictures (default: 2)")
     parser.add_argument("--turns", type=int, default=4, help="of both (default: 4)")
     parser.add_argument("--stream-words", type=int, default=400, help="of a stream's question (default: 400)")
     parser.add_argument("--clients", type=int, default=8, help="of the closed loop; 0: none (default: 8)")
     parser.add_argument("--closed-tokens", type=int, default=64, help="of an answer there (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="of both sides (default: 2)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     bench = Bench(options)
     totals = {name: Round() for name in SIDES}
@@ -76,15 +80,13 @@ def main(arguments: list[str] | None = None) -> int:
             if options.clients:
                 rates[name].append(bench.closed_loop(SIDES[name]))
         print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
-    for name, total in totals.items():
-        row: dict[str, Any] = {"side": name, **figures(total)}
-        if rates[name]:
-            row["closed loop requests/s"] = round(statistics.median(rates[name]), 2)
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    rows: list[dict[str, Any]] = [{"side": name, **figures(total)} for name, total in totals.items()]
     if options.clients:
-        first, second = rates.values()
-        ratios = [targets / come for come, targets in zip(first, second, strict=True)]
-        print(f"closed loop, by targets ÷ as they come: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+        first = next(iter(rates.values()))
+        for row, own in zip(rows, rates.values(), strict=True):
+            row["closed loop requests/s"] = round(statistics.median(own), 2)
+            row["÷ as they come"] = " ".join(f"{rate / come:.3f}" for come, rate in zip(first, own, strict=True))
+    print_rows(rows, as_json=options.json)
     return 0
 
 
@@ -187,9 +189,8 @@ class Bench:
         return Engine(config, self._runner, self._clock, costs)
 
     def _picture(self, max_tokens: int) -> EngineRequest:
-        width, height = (int(side) for side in self._options.image_size.split("x"))
         self._next_picture += 1
-        jpeg = picture(self._next_picture, width, height)
+        jpeg = picture(self._next_picture, *self._options.image_size)
         return self._request(f"picture{self._next_picture}", "What is in it?", jpeg, max_tokens=max_tokens)
 
     def _request(self, name: str, text: str, jpeg: bytes | None = None, *, max_tokens: int) -> EngineRequest:
@@ -220,7 +221,3 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,8 @@
-"""What a new picture does to those who are reading: streams that decode, and a picture every so often.
+"""`beholder bench interference`: what a new picture does to those who are reading: streams that decode, and a picture
+every so often.
 
-    python -m server.bench_interference [--streams 32] [--picture-every-ms 500] [--image-size 1024x768]
-    python -m server.bench_interference --base-url http://127.0.0.1:8000 [--model NAME] …
+    beholder bench interference [--streams 32] [--picture-every-ms 500] [--image-size 1024x768]
+    beholder bench interference --base-url http://127.0.0.1:8000 [--model NAME] …
 
 Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts;
 their questions are long already, so that they do so slowly.
@@ -10,31 +11,26 @@ two events of a stream as its client sees it, TTFT the time from sending a pictu
 *p99 / alone* compares each gap with the median of the seconds alone before it.
 
 With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
-that takes pictures and prompts as soon as they come (`--ttft-target-ms 0`), and one that keeps to its targets. What
-follows ``--`` are options of both.
+that takes pictures and prompts as soon as they come (`--ttft-target-ms 0`), and one that keeps to its targets.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
-from server.bench import percentile, picture, port_when_ready
-from server.settings import Settings
+from server.bench.chat import Chat
+from server.bench.figures import percentile, print_rows
+from server.bench.pictures import data_url, picture, size
+from server.bench.serving import add_serve_option, serving
 
 SIDES: Final = {"as they come": ["--ttft-target-ms", "0"], "by targets": []}
 STORY: Final = "Tell a long story about a lighthouse and the people who live in it. "
@@ -82,31 +78,32 @@ class Scenario:
         return num_pictures(self.seconds, self.every_s)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Print the figures; the exit code of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="beholder bench interference", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base-url", default="", help="a server that runs (default: two are started)")
     parser.add_argument("--model", default="", help="its name there; without --base-url a model folder")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--streams", type=int, default=32, help="that decode all the time (default: 32)")
     parser.add_argument("--picture-every-ms", type=float, default=500, help="(default: 500)")
-    parser.add_argument("--image-size", default="1024x768", help="of the JPEGs that are sent (default: 1024x768)")
+    parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
     parser.add_argument("--seconds", type=float, default=2, help="alone, and again with pictures (default: 2)")
     parser.add_argument("--turns", type=int, default=4, help="of both in a round (default: 4)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
     parser.add_argument("--stream-words", type=int, default=400, help="of a stream's question (default: 400)")
     parser.add_argument("--stream-tokens", type=int, default=1024, help="of a stream's answer (default: 1024)")
     parser.add_argument("--picture-tokens", type=int, default=16, help="of a picture's answer (default: 16)")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("serve", nargs="*", help="after --: options of the servers that are started")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_serve_option(parser)
     given = parser.parse_args(arguments)
-    width, height = (int(side) for side in given.image_size.split("x"))
     every_s = given.picture_every_ms / 1e3
     scenario = Scenario(
         given.streams,
         every_s,
         [
-            picture_url(seed, width, height)
+            data_url(picture(seed, *given.image_size))
             for seed in range(given.rounds * given.turns * num_pictures(given.seconds, every_s))
         ],
         given.seconds,
@@ -120,9 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
         if given.base_url:
             sides = {given.base_url: given.base_url}
         else:
-            model = Settings.load({"model": given.model}).resolve_model().model
+            # Nothing is guessed: gaps are steps.
+            always = ("--speculation", "none", *given.serve)
             sides = {
-                name: stack.enter_context(_server(model, [*options, *given.serve])) for name, options in SIDES.items()
+                name: stack.enter_context(serving(given.model, *options, *always))[0] for name, options in SIDES.items()
             }
         name_there = given.model if given.base_url else ""
         for number in range(given.rounds):
@@ -130,23 +128,13 @@ def main(arguments: list[str] | None = None) -> int:
                 found = asyncio.run(measure(url, scenario, number, model=name_there, api_key=given.api_key))
                 totals.setdefault(name, Round()).add(found)
             print(f"round {number + 1} of {given.rounds} done", file=sys.stderr, flush=True)
-    rows = [{"side": name, **figures(total)} for name, total in totals.items()]
-    if given.json:
-        print(json.dumps(rows, indent=1))
-        return 0
-    for row in rows:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    print_rows([{"side": name, **figures(total)} for name, total in totals.items()], as_json=given.json)
     return 0
 
 
 def num_pictures(seconds: float, every_s: float) -> int:
     """Of a turn."""
     return max(round(seconds / every_s), 1)
-
-
-def picture_url(seed: int, width: int, height: int) -> str:
-    """A JPEG as a `data:` URL."""
-    return "data:image/jpeg;base64," + base64.b64encode(picture(seed, width, height)).decode()
 
 
 def figures(total: Round) -> dict[str, float | int | None]:
@@ -182,19 +170,13 @@ async def measure(url: str, scenario: Scenario, number: int = 0, *, model: str =
     Raises:
         RuntimeError: Streams failed, or did not begin in time.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    base = url.rstrip("/").removesuffix("/v1") + "/v1/"
-    async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=600) as http:
-        if not model:
-            model = (await http.get("models")).raise_for_status().json()["data"][0]["id"]
-        return await _Load(http, model, scenario, number).run()
+    async with Chat.with_server(url, model=model, api_key=api_key) as chat:
+        return await _Load(chat, scenario, number).run()
 
 
 class _Load:
-    def __init__(self, http: httpx.AsyncClient, model: str, scenario: Scenario, number: int) -> None:
-        self._http = http
-        self._model = model
+    def __init__(self, chat: Chat, scenario: Scenario, number: int) -> None:
+        self._chat = chat
         self._scenario = scenario
         self._number = number
         self._result = Round()
@@ -278,43 +260,5 @@ class _Load:
         else:
             self._result.failed += 1
 
-    async def _events(self, content: str | Sequence[object], max_tokens: int) -> AsyncIterator[float]:
-        """Times of the events of a streamed chat that bring something of the answer."""
-        asked = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        async with self._http.stream("POST", "chat/completions", json=asked) as answer:
-            if answer.status_code != 200:
-                raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:500]}")
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                now_s = time.perf_counter()
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise RuntimeError(str(event["error"]))
-                if any(choice["delta"].get("content") for choice in event.get("choices", ())):
-                    yield now_s
-
-
-@contextlib.contextmanager
-def _server(model: str, options: Sequence[str]) -> Iterator[str]:
-    """`beholder serve` on a free port, ready; ended by SIGTERM. Nothing is guessed: gaps are steps."""
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve", "--port", "0"]
-        command += ["--model", model, "--speculation", "none", *options]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
-        try:
-            yield f"http://127.0.0.1:{port_when_ready(process, log)}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def _events(self, content: str | Sequence[Any], max_tokens: int) -> AsyncIterator[float]:
+        return self._chat.events([{"role": "user", "content": content}], max_tokens)

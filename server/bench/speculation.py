@@ -1,4 +1,4 @@
-"""`beholder bench --speculation`: what drafting brings, and that it never costs: the engine with and without, in turn.
+"""`beholder bench speculation`: what drafting brings, and that it never costs: the engine with and without, in turn.
 
 Streams ask one after the other, each as soon as its last answer is complete; pictures are decoded beforehand, so that
 the figures are the engine's. Every round begins with sources that know nothing of the text; how long steps take is
@@ -15,7 +15,7 @@ times are processor time of that thread, since shared machines are noisy; otherw
     slow       the scene drifts, and now and then is another
     cuts       another scene each time
 
-    beholder bench --speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER]
+    beholder bench speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER]
                                  [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
 """
 
@@ -54,6 +54,7 @@ from preprocess.wire import (
     TokenEvents,
     Usage,
 )
+from server.bench.figures import table_line
 from server.sampling_rules import sampling_options
 from server.settings import Settings
 
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from engine.batch import Flight, Row, Runner, SampledToken
     from engine.core import Engine
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 PICTURES: Final = ("kitchen", "garden", "street", "farm", "desk", "penguins", "fruit", "gallery", "music")
 TURNS: Final = (
     "Describe the picture.",
@@ -104,10 +105,10 @@ class Stream:
     requests: list[EngineRequest] = field(default_factory=list)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Print the table; the exit code of the command."""
     parser = argparse.ArgumentParser(
-        prog="beholder bench --speculation",
+        prog="beholder bench speculation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -135,13 +136,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(rows, indent=1))
     return 0
-
-
-def table_line(row: dict[str, Any], *, header: bool) -> str:
-    """A row of a Markdown table, with its heading or without."""
-    line = " | ".join(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
-    heading = f"| {' | '.join(row)} |\n|{'---|' * len(row)}\n" if header else ""
-    return f"{heading}| {line} |"
 
 
 class Bench:
@@ -442,7 +436,3 @@ def _pixels(pixels: Pixels) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`beholder bench --replay`: what checking drafts costs and brings, at any acceptance: the text and its drafts are
+"""`beholder bench replay`: what checking drafts costs and brings, at any acceptance: the text and its drafts are
 scripted.
 
 The model computes every step, and what it says is replaced by a known text, so that guesses are right as often as
@@ -15,7 +15,7 @@ Machines are noisy: each round of a row comes right after a plain one, and `step
 and `time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a
 round the middle half of the steps counts, and none that computes prompts.
 
-    beholder bench --replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
+    beholder bench replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from server.bench_speculation import Bench, Stream, table_line
+from server.bench.figures import table_line
+from server.bench.speculation import Bench, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,10 +49,10 @@ class Script:
     second: float
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Print the table; the exit code of the command."""
     parser = argparse.ArgumentParser(
-        prog="beholder bench --replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="beholder bench replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
     parser.add_argument("--streams", default="1,4,16", help="clients at once (default: 1,4,16)")
@@ -211,7 +212,3 @@ def _row(num_streams: int, shape: str, accuracy: float, pairs: list[tuple[_Steps
         "from": low,
         "to": high,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

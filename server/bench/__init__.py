@@ -1,0 +1,1 @@
+"""What `beholder bench` measures, one file a kind; `command.py` lists them."""

@@ -1,0 +1,116 @@
+"""Streamed chats with any OpenAI-compatible server, and when their words came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Self
+
+import httpx
+import msgspec
+
+SAID: Final = ("content", "reasoning", "reasoning_content")
+"""Where servers put what a model says."""
+
+
+class _Choice(msgspec.Struct):
+    delta: dict[str, Any] = {}
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event: little, since a client's own time is measured too."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Event)
+
+
+class Answer:
+    """What came of one answer so far.
+
+    Attributes:
+        num_tokens: As the server counts them; 0 until it has told.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+
+class Chat:
+    """A client of one server.
+
+    Args:
+        http: Whose base is the server's `/v1/`.
+        model: The name that it goes by there.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, model: str) -> None:
+        self._http = http
+        self._model = model
+
+    @classmethod
+    @asynccontextmanager
+    async def with_server(cls, url: str, *, model: str = "", api_key: str = "") -> AsyncIterator[Self]:
+        """As many connections as are wanted.
+
+        Args:
+            url: Of the server, with or without ``/v1``.
+            model: Its name there; empty: the first that the server tells.
+            api_key: What it wants to see.
+
+        Raises:
+            httpx.HTTPError: It does not say what models it has.
+        """
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        base = url.rstrip("/").removesuffix("/v1") + "/v1/"
+        async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=600) as http:
+            if not model:
+                model = (await http.get("models")).raise_for_status().json()["data"][0]["id"]
+            yield cls(http, model)
+
+    async def events(
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int, answer: Answer | None = None
+    ) -> AsyncIterator[float]:
+        """Times, by `time.perf_counter`, of the events that bring something of an answer.
+
+        Args:
+            messages: The chat.
+            max_tokens: Of the answer, no fewer: `ignore_eos` is set.
+            answer: Is told what came.
+
+        Raises:
+            RuntimeError: The server refused, or broke off.
+            httpx.HTTPError: It was not reached, or not to the end.
+        """
+        asked = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        async with self._http.stream("POST", "chat/completions", json=asked) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()[:500]}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now_s = time.perf_counter()
+                event = _DECODER.decode(line[6:])
+                if event.error is not None:
+                    raise RuntimeError(str(event.error))
+                if event.usage is not None and answer is not None:
+                    answer.num_tokens = event.usage.completion_tokens
+                if any(choice.delta.get(name) for choice in event.choices for name in SAID):
+                    yield now_s
