@@ -97,7 +97,7 @@ class Engine:
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
         model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
         self.speculator = Speculator(
-            config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees
+            config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees, clock=clock
         )
         self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
         self.scheduler = Scheduler(

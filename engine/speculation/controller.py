@@ -1,10 +1,13 @@
 """How many drafts a step checks, or none: whatever yields the most tokens a second by what was measured here.
 
-    rate(k) = (rows + guesses of length k expected to be right) / measured time of a step with so many tokens
+    rate(k) = (rows + guesses of length k expected to be right) / (time of a step with so many tokens + of looking)
 
 Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
 besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
-slowly while nothing is drafted.
+slowly while nothing is drafted. And an account is kept (`engine.speculation.account`), from which looking for guesses is
+paid too: nothing is checked, and nobody looks, where it would not bear that all of it is in vain.
+
+All times are measured here, those of steps without the looking before them: a plain step needs none.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.speculation.acceptance import Rates
+from engine.speculation.account import SURPRISE, Account
 from engine.speculation.branching import Branching, fitting
 from engine.speculation.lengths import Candidate
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
@@ -37,9 +41,14 @@ LEARNING: Final = 0.1
 FORGIVING: Final = 1 / 512
 """What one step without drafts gives back of it."""
 LEAST_TRUST: Final = 0.25
-LOOKING: Final = 0.01
-"""Part of the time of steps that looking for guesses may take while none is found to be worth checking."""
-SAVED: Final = 64
+LOOKING: Final = 0.006
+"""Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
+account's allowance, so that something is left for what is found.
+"""
+FIRST_CREDIT: Final = 4.0
+MOST_CREDIT: Final = 16.0
+"""See `Account`."""
+SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
 FREE_LOOKS: Final = 2
 """Where guesses were checked just now, so many looks in vain are free: a text seldom departs for long."""
@@ -67,6 +76,7 @@ class Controller:
         self.models = None
         if model_cost is not None:
             self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
+        self._account = Account(FIRST_CREDIT, MOST_CREDIT)
         self._looking_s = 0.0
         self._saved = 0.0
         self._watches: dict[int, _Watch] = {}
@@ -74,15 +84,20 @@ class Controller:
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""
         self._saved = min(self._saved + 1.0, SAVED)
-        return (is_expected or self._saved >= 0.0) and self.times.plain_s(rows) is not None
+        plain_s = self.times.plain_s(rows)
+        if plain_s is None:
+            return False
+        self._account.pay_in(plain_s)
+        return (is_expected or self._saved >= 0.0) and self._account.bears(self._looking_s, plain_s)
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
-        """A look in vain is paid for out of what steps have saved."""
+        """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""
         usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
         self._looking_s += 0.1 * (usual_s - self._looking_s)
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return
+        self._account.settle(-usual_s, plain_s)
         price = self._looking_s / (LOOKING * plain_s)  # so many steps save as much
         self._saved = max(self._saved, FREE_LOOKS * price) if found else max(self._saved - price, -price)
 
@@ -102,13 +117,16 @@ class Controller:
                 break
             step_s = self.times.step_s(rows, rows + total)
             assert step_s is not None
+            if not self._account.bears(step_s - plain_s, plain_s):
+                continue  # more may be cheaper: not every width was measured
             right = sum(
                 candidate.rates.expected(own)
                 for candidate, own in zip(candidates, lengths, strict=True)
                 if candidate is not None and own
             )
-            if (rows + right) / step_s > best_rate:
-                best, best_rate = lengths, (rows + right) / step_s
+            rate = (rows + right) / (step_s + self._looking_s)
+            if rate > best_rate:
+                best, best_rate = lengths, rate
         watch.is_drafting = best is not none
         watch.promise = best_rate * plain_s / rows
         return self._without_waste(rows, candidates, best, plain_s, best_rate)
@@ -189,8 +207,8 @@ class Controller:
             self.times.add(rows, tokens, elapsed_s)
             return
         watch = self._watches.get(size_class(rows))
+        plain_s = self.times.plain_s(rows)
         if watch is not None:
-            plain_s = self.times.plain_s(rows)
             if tokens == rows or plain_s is None:
                 watch.trust += FORGIVING * (1.0 - watch.trust)
             else:
@@ -201,11 +219,20 @@ class Controller:
             self.times.add_tree(rows, tokens, elapsed_s)
         else:
             self.times.add(rows, tokens, elapsed_s)
+        if tokens > rows and plain_s is not None:
+            usual_s = self.times.tree_s(rows, tokens) if has_trees else self.times.step_s(rows, tokens)
+            assert usual_s is not None
+            taken_s = min(elapsed_s, SURPRISE * usual_s)
+            self._account.settle((rows + gained) / rows * plain_s - taken_s, plain_s)
 
     def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
         """See `Lengths.drafted_beside_prompts`."""
-        if self.models is not None:
-            self.models.stepped(rows, tokens, gained, 0.0, drafting_s, is_pure=False)
+        plain_s, step_s = self.times.plain_s(rows), self.times.step_s(rows, tokens)
+        if drafting_s > 0.0:
+            if self.models is not None:
+                self.models.stepped(rows, tokens, gained, 0.0, drafting_s, is_pure=False)
+        elif plain_s is not None and step_s is not None:
+            self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""

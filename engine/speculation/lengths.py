@@ -91,12 +91,14 @@ class Lengths(Protocol):
         has_trees: bool = False,
     ) -> None:
         """A step of nothing but decoding checked `tokens`; `gained` of them were right guesses, for which a model had
-        taken `drafting_s` before.
+        taken `drafting_s` before. Neither that nor looking for guesses is part of `elapsed_s`.
         """
         ...
 
     def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
-        """The same of a step that computed other things too, so that its time tells nothing."""
+        """The same of a step that computed other things too, so that its time tells nothing. Without guesses of a model
+        (`drafting_s` 0) some were checked that a source had made.
+        """
         ...
 
 

@@ -4,10 +4,9 @@
 
 A model guesses where that beats what the step would yield without it: plain, or with the guesses that cost nothing.
 
-Beside the estimate there is an account, in seconds. Every step pays in a hundredth of a plain step, a step whose
-guesses were right what that saved; a step whose guesses were wrong takes out what it cost. A model may guess only while
-the account bears that all its guesses are wrong. So whatever it guesses, and whatever prompts it has to catch up with,
-it cannot slow a server down by more than that hundredth; and one that has not paid is tried again now and then.
+Beside the estimate there is an account (`engine.speculation.account`): a model may guess only while it bears that all
+guesses are wrong. So whatever it guesses, and whatever prompts it has to catch up with, it cannot slow a server down by
+more than a hundredth; and one that has not paid is tried again now and then.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.speculation.acceptance import Rates
+from engine.speculation.account import SURPRISE, Account
 from engine.speculation.draft_times import FEW, DraftTimes
 from engine.speculation.step_times import StepTimes
 
@@ -24,8 +24,6 @@ MODEL_LENGTHS: Final = (1, 2, 3, 5, 7, 15)
 MARGIN: Final = 1.08
 """A model must promise so much more to begin, and to go on `STAY`."""
 STAY: Final = 1.02
-ALLOWANCE: Final = 0.01
-"""Part of a plain step that every step pays into the account."""
 FIRST_CREDIT: Final = 12.0
 MOST_CREDIT: Final = 64.0
 """What the account begins with, and the most that it holds, in plain steps."""
@@ -41,8 +39,6 @@ HELD: Final = 3
 LEARNING: Final = 0.1
 LEAST_TRUST: Final = 0.5
 FORGIVING: Final = 1 / 512
-SURPRISE: Final = 4.0
-"""A step that took longer than so many times what was expected tells of the machine, not of guesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class ModelLengths:
     def __init__(self, times: StepTimes, cost: float, late_cost: float) -> None:
         self.times = times
         self.drafts = DraftTimes(cost, late_cost)
-        self._credit: float | None = None  # in seconds
+        self._account = Account(FIRST_CREDIT, MOST_CREDIT)
         self._is_drafting = False
         self._promise = 1.0
         self._expected_s = 0.0
@@ -116,7 +112,7 @@ class ModelLengths:
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return none
-        if (held := self._held_lengths(rows, lengths, models, room)) is not None:
+        if (held := self._held_lengths(rows, plain_s, lengths, models, room)) is not None:
             return held
         base_s = self.times.step_s(rows, rows + sum(lengths))
         assert base_s is not None
@@ -157,15 +153,14 @@ class ModelLengths:
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return
-        most = MOST_CREDIT * plain_s
-        credit = (FIRST_CREDIT * plain_s if self._credit is None else self._credit) + ALLOWANCE * plain_s
+        self._account.pay_in(plain_s)
         if drafting_s > 0.0:
             if not is_pure:
                 step_s = self.times.step_s(rows, tokens) or plain_s
             total_s = step_s + drafting_s
             if self._expected_s:
                 total_s = min(total_s, SURPRISE * self._expected_s)
-            credit += (rows + gained) / rows * plain_s - total_s
+            self._account.settle((rows + gained) / rows * plain_s - total_s, plain_s)
             if self._num_tried:
                 if gained >= self._num_tried:
                     self._rest = self._next_rest = FIRST_REST
@@ -176,16 +171,20 @@ class ModelLengths:
                 self._trust = min(max(self._trust, LEAST_TRUST), 1.0)
         else:
             self._trust += FORGIVING * (1.0 - self._trust)
-        self._credit = min(credit, most)
 
     def _held_lengths(
-        self, rows: int, lengths: Ordered[int], models: Ordered[ModelCandidate | None], room: int
+        self,
+        rows: int,
+        plain_s: float,
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
     ) -> list[int] | None:
         """What was decided a few steps ago, if all is as it was: None where it has to be decided anew."""
         self._held -= 1
         if self._held < 0 or not self._is_drafting or rows != self._held_rows or any(lengths):
             return None
-        if self._credit is None or self._credit < self._expected_s or rows * self._held_length > room:
+        if not self._account.bears(self._expected_s, plain_s) or rows * self._held_length > room:
             return None
         held = []
         for model in models:
@@ -215,7 +214,6 @@ class ModelLengths:
             if model is not None and model.rates.expected(min(model.length, length)) > free[index]:
                 wanted.append((model.late, index, min(model.length, length)))
         wanted.sort()
-        credit = FIRST_CREDIT * plain_s if self._credit is None else self._credit
         base = sum(lengths)
         while wanted:
             total = base + sum(own - lengths[index] for _, index, own in wanted)
@@ -224,7 +222,7 @@ class ModelLengths:
             late = sum(max(own_late - FEW, 0) for own_late, _, _ in wanted)
             late_s = self.drafts.late_s(late, plain_s, rows)
             cost_s = length * self.drafts.forward_s(len(wanted), plain_s) + max(step_s - base_s, 0.0) + late_s
-            if total <= room and cost_s <= credit:
+            if total <= room and self._account.bears(cost_s, plain_s):
                 for _, index, own in wanted:
                     picked[index] = own
                 return picked, cost_s, late_s

@@ -60,6 +60,7 @@ class Speculator:
         vocab_size: Guesses are below it.
         model: A draft model or head, if there is one.
         takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
+        clock: Seconds, monotonic; the one that steps are timed by.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Speculator:
         model: ModelDrafting | None = None,
         *,
         takes_trees: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
         self.sources: list[Source] = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
@@ -83,6 +85,8 @@ class Speculator:
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
         self._takes_trees = takes_trees
+        self._clock = clock
+        self._looking_s = 0.0  # before the step that is under way
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
@@ -111,7 +115,7 @@ class Speculator:
         self._rest = self._next_rest
         if not room or not self.controller.may_draft(len(sequences), is_expected=self._expects(sequences)):
             return none
-        started_s = time.perf_counter()
+        started_s = self._clock()
         candidates: list[Candidate | None] = []
         for sequence in sequences:
             drafting = sequence.drafting
@@ -129,7 +133,8 @@ class Speculator:
             assert sequence.drafting is not None
             drafts.append(Drafts((UNKNOWN,) * own) if own else _drafts(sequence.drafting, length))
         found = any(lengths) or any(by_model)
-        self.controller.looked(len(sequences), time.perf_counter() - started_s, found=found)
+        self._looking_s = self._clock() - started_s
+        self.controller.looked(len(sequences), self._looking_s, found=found)
         self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
         return drafts
 
@@ -189,6 +194,7 @@ class Speculator:
         """A step took so long, from scheduling or the results of the one before it to its own results."""
         gained, self._gained = self._gained, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
+        looking_s, self._looking_s = self._looking_s, 0.0
         self._rest = max(self._rest - 1, 0)
         if drafting_s == 0.0 and self._is_alike(plan):
             return
@@ -196,11 +202,11 @@ class Speculator:
         tokens = sum(chunk.count for chunk in decoding)
         if not plan.encodings and len(decoding) == len(plan.chunks):
             has_trees = any(chunk.parents is not None for chunk in decoding)
-            taken_s = elapsed_s - drafting_s
+            taken_s = elapsed_s - drafting_s - looking_s
             self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
         elif not decoding and plan.chunks and not plan.encodings:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
-        elif drafting_s > 0.0:
+        elif drafting_s > 0.0 or tokens > len(decoding):
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
 
     def _expects(self, sequences: Ordered[Sequence]) -> bool:

@@ -12,6 +12,11 @@ from engine.step_costs import size_class
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
+SURE: Final = 4
+DOUBT: Final = 3.0
+"""Fewer than `SURE` measurements that say so many times what is expected of their width are not believed yet: else a
+hiccup of the machine, which takes longer than a step, would keep a width from being tried again.
+"""
 MAX_AGE: Final = 2048
 """A figure that nothing has renewed for so many steps of its row count is forgotten."""
 FIRST_GUESS: Final = 0.25
@@ -20,6 +25,8 @@ HOPED: Final = 0.5
 """Of two widths that were measured, one in between is taken to cost so much less than a straight line says."""
 EXTRAPOLATED: Final = 0.5
 """More drafts than were measured are taken to cost this part of what those cost: the first are the dearest."""
+ELSEWHERE: Final = 0.75
+"""What drafts cost where no width was measured, by what as many cost other row counts: so that they are tried."""
 
 
 @dataclass(slots=True)
@@ -38,12 +45,11 @@ class _Figure:
 
 @dataclass(slots=True)
 class _Rows:
-    """All figures of one row count."""
+    """All figures of row counts that are alike; `rows` is the newest."""
 
+    rows: int = 1
     num_steps: int = 0
     figures: dict[int, _Figure] = field(default_factory=dict)
-    known: list[tuple[float, float]] | None = None
-    """Widths and times of what was measured with drafts, rising; None: to be listed anew."""
     trees: _Figure = field(default_factory=_Figure)
 
 
@@ -58,6 +64,7 @@ class StepTimes:
         own = self._rows.get(size_class(rows))
         if own is None:
             own = self._rows[size_class(rows)] = _Rows()
+        own.rows = rows
         own.num_steps += 1
         key = _width_class(rows, tokens)
         figure = own.figures.get(key)
@@ -66,7 +73,6 @@ class StepTimes:
         figure.add(elapsed_s / rows)
         figure.width = tokens / rows
         figure.renewed = own.num_steps
-        own.known = None
         if own.num_steps % 64 == 0:
             for key in [key for key, old in own.figures.items() if own.num_steps - old.renewed > MAX_AGE]:
                 del own.figures[key]
@@ -113,32 +119,50 @@ class StepTimes:
         if plain is None or tokens <= rows:
             return None if plain is None else plain.time * rows
         exact = self._figure(rows, _width_class(rows, tokens))
+        expected_s = self._expected_s(rows, tokens, plain, exact)
+        if exact is None or abs(exact.width * rows - tokens) >= 0.02 * tokens:
+            return expected_s
+        is_believed = len(exact.times) >= SURE or exact.time * rows <= DOUBT * expected_s
+        return exact.time * rows if is_believed else expected_s
+
+    def _expected_s(self, rows: int, tokens: int, plain: _Figure, exact: _Figure | None) -> float:
+        """A step by what was measured of other widths; `exact`: what was of one that is alike, or of this one."""
         width = tokens / rows
-        if exact is not None and abs(exact.width - width) < 0.02 * width:
-            return exact.time * rows
-        own = self._rows[size_class(rows)]
-        if own.known is None:
-            own.known = sorted(
-                (figure.width, figure.time)
-                for key, figure in own.figures.items()
-                if key and len(figure.times) >= ENOUGH
-            )
-        low, high = (1.0, plain.time), None
-        for point in own.known:
-            if point[0] > width:
-                high = point
-                break
-            low = point
+        is_same = exact is not None and abs(exact.width - width) < 0.02 * width
+        known = sorted(
+            (figure.width, figure.time)
+            for key, figure in self._rows[size_class(rows)].figures.items()
+            if key and len(figure.times) >= ENOUGH and not (is_same and figure is exact)
+        )
+        low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
+        high = min((point for point in known if point[0] > width), default=None)
         if high is not None:
             share = (width - low[0]) / (high[0] - low[0])
             if exact is None:
                 share *= HOPED  # so that it is tried once
             return (low[1] + share * (high[1] - low[1])) * rows
+        if low[0] == 1.0 and (extra_s := self._elsewhere_s(rows, tokens - rows)) is not None:
+            return plain.time * rows + ELSEWHERE * extra_s
         if low[0] > 1.0:
             slope = EXTRAPOLATED * max((low[1] - plain.time) / (low[0] - 1.0), 0.0)
         else:
             slope = FIRST_GUESS * plain.time
         return (low[1] + slope * (width - low[0])) * rows
+
+    def _elsewhere_s(self, rows: int, drafts: int) -> float | None:
+        """What so many drafts add to a step by what they do for other row counts: the nearest number that is known."""
+        best = None
+        for key, own in self._rows.items():
+            plain = own.figures.get(0)
+            if key == size_class(rows) or plain is None or len(plain.times) < ENOUGH:
+                continue
+            for width, figure in own.figures.items():
+                if width and len(figure.times) >= ENOUGH:
+                    count = (figure.width - 1.0) * own.rows
+                    extra_s = max(figure.time - plain.time, 0.0) * own.rows
+                    found = abs(math.log(count / drafts)), extra_s * drafts / count
+                    best = found if best is None else min(best, found)
+        return None if best is None else best[1]
 
     def _figure(self, rows: int, key: int) -> _Figure | None:
         own = self._rows.get(size_class(rows))

@@ -219,7 +219,7 @@ class Driver:
         drafter = self.runner.drafter = FakeDrafter(self.runner, kind, accuracy, seed)
         engine = self.engine
         model = ModelDrafting(drafter, engine.kv, VOCAB_SIZE, lambda: self.now_s)
-        engine.speculator = Speculator("auto", self.runner.max_drafts, VOCAB_SIZE, model)
+        engine.speculator = Speculator("auto", self.runner.max_drafts, VOCAB_SIZE, model, clock=lambda: self.now_s)
         engine.speculator.sources = []
         engine.speculator.controller = Sometimes(length, seed, share)
         engine.scheduler.speculator = engine.speculator

@@ -178,6 +178,7 @@ def test_where_guesses_were_checked_looking_goes_on() -> None:
         pass
     for _ in range(50):
         controller.looked(1, 5e-4, found=True)
+        controller.stepped(1, 8, 5, 3e-3)
         assert controller.may_draft(1, is_expected=False)
     controller.looked(1, 5e-4, found=False)
     assert controller.may_draft(1, is_expected=False), "a text that departs for one step is looked at in the next"

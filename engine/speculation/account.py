@@ -1,0 +1,45 @@
+"""What drafting may lose, in seconds: an account that bounds it whatever was promised.
+
+Every step pays a hundredth of a plain step in. What drafting takes, looking for guesses among it, is taken out, and what
+plain steps for the same tokens would have taken is put in. Who wants to spend asks whether the account would bear that
+all guesses are wrong. So estimates that are wrong, shapes of steps that were never measured and guesses that turn bad
+cost no more than that hundredth and what the account begins with.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ALLOWANCE: Final = 0.01
+"""Part of a plain step that every step pays in."""
+SURPRISE: Final = 4.0
+"""A step that took longer than so many times what was expected tells of the machine, not of guesses."""
+
+
+class Account:
+    """Amounts are in seconds, bounds in plain steps of the row count in question.
+
+    Args:
+        first: What it begins with.
+        most: The most that it holds.
+    """
+
+    def __init__(self, first: float, most: float) -> None:
+        self._first = first
+        self._most = most
+        self._credit: float | None = None
+
+    def pay_in(self, plain_s: float) -> None:
+        """A step goes by, of a row count whose plain step takes so long."""
+        self._credit = min(self._left(plain_s) + ALLOWANCE * plain_s, self._most * plain_s)
+
+    def settle(self, gain_s: float, plain_s: float) -> None:
+        """Drafting has saved so much, or cost it where that is below 0."""
+        self._credit = min(self._left(plain_s) + gain_s, self._most * plain_s)
+
+    def bears(self, cost_s: float, plain_s: float) -> bool:
+        """Whether so much may be lost."""
+        return cost_s <= self._left(plain_s)
+
+    def _left(self, plain_s: float) -> float:
+        return self._first * plain_s if self._credit is None else self._credit
