@@ -203,11 +203,14 @@ class Controller:
             return
         if self.models is not None:
             self.models.stepped(rows, tokens, gained, elapsed_s, drafting_s, is_pure=True)
+        plain_s = self.times.plain_s(rows)
         if drafting_s > 0.0:  # what had been promised without the model is not what came
+            if plain_s is not None:  # looking was paid from this account; what a model loses is counted in its own
+                saved_s = (rows + gained) / rows * plain_s - elapsed_s - drafting_s
+                self._account.settle(max(saved_s, 0.0), plain_s)
             self.times.add(rows, tokens, elapsed_s)
             return
         watch = self._watches.get(size_class(rows))
-        plain_s = self.times.plain_s(rows)
         if watch is not None:
             if tokens == rows or plain_s is None:
                 watch.trust += FORGIVING * (1.0 - watch.trust)
