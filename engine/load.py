@@ -51,7 +51,7 @@ def _qwen2_language(checkpoint: Checkpoint) -> Decoder:
     config = checkpoint.config
     text = config.section("text_config") if config.has("text_config") else config
     tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
-    prefix = "model" if checkpoint.has("model.embed_tokens.weight") else "model.language_model"
+    prefix = "model" if checkpoint.has("model.norm.weight") else "model.language_model"
     return Decoder(checkpoint, qwen2_config(text), prefix=prefix, head="lm_head", tied=tied)
 
 

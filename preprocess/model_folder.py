@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from preprocess.blocks.fields import Fields
 from preprocess.errors import ServiceError
 
 JsonObject = dict[str, Any]
+
+_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Of special tokens, that every tokenizer may have."""
 
 
 class ModelFolder:
@@ -33,6 +37,22 @@ class ModelFolder:
         """The language model's part of `config.json`, which is the whole of it in text-only folders."""
         text = self.config.get("text_config")
         return text if isinstance(text, dict) else self.config
+
+    @property
+    def fields(self) -> Fields:
+        """`config.json`, to be read by type."""
+        return Fields(self.config, "config.json: ")
+
+    @property
+    def text_fields(self) -> Fields:
+        """`text_config`, to be read by type."""
+        where = "config.json: " if self.text_config is self.config else "config.json: text_config."
+        return Fields(self.text_config, where)
+
+    @property
+    def vision_fields(self) -> Fields:
+        """The encoder's part of `config.json`, to be read by type."""
+        return self.fields.section("vision_config")
 
     @property
     def model_type(self) -> str:
@@ -67,6 +87,16 @@ class ModelFolder:
         own = nested if isinstance(nested, dict) else self._read("video_preprocessor_config.json", optional=True)
         return own or self.image_processor_config
 
+    @property
+    def image_settings(self) -> Fields:
+        """`image_processor_config`, to be read by type."""
+        return Fields(self.image_processor_config, "image processor: ")
+
+    @property
+    def video_settings(self) -> Fields:
+        """`video_processor_config`, to be read by type."""
+        return Fields(self.video_processor_config, "video processor: ")
+
     @cached_property
     def tokenizer_config(self) -> JsonObject:
         """`tokenizer_config.json`, or nothing."""
@@ -74,11 +104,35 @@ class ModelFolder:
 
     @property
     def tokenizer_path(self) -> Path:
-        """`tokenizer.json`, which every supported folder has."""
-        path = self.path / "tokenizer.json"
-        if not path.is_file():
-            raise bad_folder(self.path, "there is no tokenizer.json in it")
-        return path
+        """`tokenizer.json`. Older folders may have a vocabulary and merges in its place."""
+        return self.path / "tokenizer.json"
+
+    @cached_property
+    def added_tokens(self) -> dict[int, JsonObject]:
+        """Tokens beside the vocabulary by id: of `added_tokens_decoder` (new) or `added_tokens.json` (old)."""
+        listed = self.tokenizer_config.get("added_tokens_decoder")
+        if listed is None:
+            special = set(self.special_tokens)
+            listed = {
+                token_id: {"content": token, "special": token in special, "normalized": token not in special}
+                for token, token_id in self._read("added_tokens.json", optional=True).items()
+            }
+        try:
+            return {int(token_id): dict(fields) for token_id, fields in listed.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise bad_folder(self.path, "its added tokens are not listed by whole numbers") from error
+
+    @cached_property
+    def special_tokens(self) -> list[str]:
+        """Tokens that the folder declares special, whether or not its tokenizer has them."""
+        tokens: list[Any] = []
+        for source in (self._read("special_tokens_map.json", optional=True), self.tokenizer_config):
+            tokens += [source.get(role) for role in _ROLES]
+            for name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
+                listed = source.get(name)
+                tokens += listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else []
+        contents = (token.get("content") if isinstance(token, dict) else token for token in tokens)
+        return list(dict.fromkeys(content for content in contents if isinstance(content, str) and content))
 
     @cached_property
     def named_tokens(self) -> dict[str, str]:

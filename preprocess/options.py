@@ -6,11 +6,13 @@ folder says. All ranges of sampling values live here.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from preprocess.blocks.fields import Fields
 from preprocess.errors import ClientError
 from preprocess.model_folder import ModelFolder
 from preprocess.wire import GREEDY_TEMPERATURE, GenerationOptions, SamplingParams
@@ -110,22 +112,17 @@ class Defaults:
 
     @classmethod
     def of(cls, folder: ModelFolder, eos_ids: tuple[int, ...], vocab_size: int) -> Defaults:
-        """Read `generation_config.json`."""
-        given = folder.generation_config
-
-        def number(name: str, otherwise: float) -> Any:
-            value = given.get(name)
-            return value if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
-
-        temperature = float(number("temperature", 1.0))  # 1e-6 in some folders, which write greedy so
-        samples = given.get("do_sample") is True and temperature >= _NEARLY_GREEDY
+        """Read `generation_config.json`. Raises `ServiceError` for a value that nothing can be sampled with."""
+        given = Fields(folder.generation_config, "generation_config.json: ")
+        temperature = given.between("temperature", 1.0, 0, math.inf)  # 1e-6 in some folders, which write greedy so
+        samples = given.flag("do_sample", False) and temperature >= _NEARLY_GREEDY
         return cls(
             temperature=temperature if samples else GREEDY_TEMPERATURE,
-            top_k=int(number("top_k", 0)) if samples else 0,
-            top_p=float(number("top_p", 1.0)) if samples else 1.0,
-            min_p=float(number("min_p", 0.0)) if samples else 0.0,
-            repetition_penalty=float(number("repetition_penalty", 1.0)),
-            max_new_tokens=int(number("max_new_tokens", DEFAULT_MAX_TOKENS)),
+            top_k=given.integer("top_k", 0, minimum=-1) if samples else 0,
+            top_p=given.between("top_p", 1.0, 0, 1) if samples else 1.0,
+            min_p=given.between("min_p", 0.0, 0, 1) if samples else 0.0,
+            repetition_penalty=given.number("repetition_penalty", 1.0),
+            max_new_tokens=given.integer("max_new_tokens", DEFAULT_MAX_TOKENS),
             eos_ids=eos_ids,
             vocab_size=vocab_size,
         )

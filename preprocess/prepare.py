@@ -313,8 +313,9 @@ def _media_parts(job: Job) -> list[tuple[str, ImagePart | VideoPart]]:
 
 
 def _profile(folder: ModelFolder, config: PreprocessConfig, family: Family, prompts: PromptEncoder) -> ModelProfile:
-    text = folder.text_config
-    longest = int(text.get("max_position_embeddings", 2048))
+    text = folder.text_fields
+    longest = text.integer("max_position_embeddings", family.default_context)
+    vocab_size = text.integer("vocab_size", prompts.vocab_size)
     eos_ids = folder.eos_ids
     own = prompts.token_id(folder.named_tokens.get("eos_token", ""))
     if own is not None and own not in eos_ids:
@@ -322,8 +323,8 @@ def _profile(folder: ModelFolder, config: PreprocessConfig, family: Family, prom
     return ModelProfile(
         family=family.name,
         max_context=min(config.max_context, longest) if config.max_context else longest,
-        vocab_size=int(text.get("vocab_size", prompts.vocab_size)),
-        eos_ids=tuple(eos_ids),
+        vocab_size=vocab_size,
+        eos_ids=tuple(token_id for token_id in eos_ids if 0 <= token_id < vocab_size),
         image_token_id=family.image_token_id,
         max_pixel_bytes=family.max_pixel_bytes,
         normalisation=family.normalisation,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 from tokenizers import AddedToken
@@ -46,8 +47,15 @@ class PromptEncoder:
         if self._image_id not in added:
             raise bad_folder(folder.path, f"the tokenizer has no added token {self._image_id} (image_token_id)")
         self._image = added[self._image_id].content
+        if self._image not in family.placeholder(family.layout(64, 64, "low")):
+            raise bad_folder(folder.path, f"image_token_id {self._image_id} is {self._image!r}, which shows no picture")
         self._vision_ids = {self._image_id}
-        if family.clips is not None and family.clips.token_id in added:
+        if family.clips is not None:
+            shown = family.clips.placeholder(family.clips.layout(64, 64, 1), [Fraction(0)], Fraction(1))
+            if family.clips.token_id not in added or added[family.clips.token_id].content not in shown:
+                raise bad_folder(
+                    folder.path, f"the tokenizer has no added token {family.clips.token_id} for clips (video_token_id)"
+                )
             self._vision_ids.add(family.clips.token_id)
         guarded = {*(added[token_id].content for token_id in self._vision_ids), *family.protected_tokens()}
         self._special = {

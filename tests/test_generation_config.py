@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
 from preprocess.config import PreprocessConfig
+from preprocess.errors import ServiceError
 from preprocess.model_folder import ModelFolder
 from preprocess.prepare import Preparer
 from preprocess.wire import GenerationOptions, Job, Lease, Message, Prepared, TextPart
@@ -65,3 +66,30 @@ def test_end_ids_of_config_json_count_only_without_those_of_generation_config(tm
     assert ModelFolder(tmp_path).eos_ids == [7, 5]
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": null}')
     assert ModelFolder(tmp_path).eos_ids == [3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot', expected a number of at least 0"),
+        ({"do_sample": "yes"}, "do_sample is 'yes'"),
+        ({"do_sample": True, "top_p": 7}, "top_p is 7, expected a number from 0 to 1"),
+        ({"do_sample": True, "top_k": 1.5}, "top_k is 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, expected a number above 0"),
+    ],
+)
+def test_values_that_nothing_can_be_sampled_with_are_refused(
+    fields: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    folder = FAMILIES["qwen2_vl"](tmp_path)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    with pytest.raises(ServiceError, match=words):
+        Preparer(PreprocessConfig(str(folder)), None)
+
+
+def test_end_ids_outside_the_vocabulary_end_nothing(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen2_vl"](tmp_path)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [2, 999_999]}))
+    assert Preparer(PreprocessConfig(str(folder)), None).profile.eos_ids == (2,)

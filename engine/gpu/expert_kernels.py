@@ -12,7 +12,6 @@ def route(
     ranks,
     counts,
     num_experts,
-    NORMALISED: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -36,8 +35,7 @@ def route(
     for index in tl.static_range(TOP_K):
         best, expert = tl.max(left, 0, return_indices=True)
         left = tl.where(experts == expert, -1.0, left)
-        if NORMALISED:
-            best = best / total
+        best = best / total
         pair = token * TOP_K + index
         tl.store(weights + pair, best)
         tl.store(chosen + pair, expert)

@@ -38,7 +38,6 @@ def run_experts(experts: Experts, x: torch.Tensor) -> torch.Tensor:
         ranks,
         counts,
         count,
-        NORMALISED=experts.normalised,
         TOP_K=top_k,
         BLOCK=block,
         num_warps=1,

@@ -97,7 +97,7 @@ class FusedDecoder:
         normed = _add_norm(attended, x, layer.mlp_norm)
         if isinstance(layer.mlp, GatedMLP):
             gate_up = layer.mlp.gate_up
-            if is_skinny(normed, gate_up.inputs):
+            if gate_up.bias is None and is_skinny(normed, gate_up.inputs):
                 activated = skinny_gate_up(normed, gate_up.weight, GATE_UP)
             else:
                 activated = silu_mul(gate_up(normed))

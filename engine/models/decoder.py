@@ -29,6 +29,8 @@ class DecoderConfig:
 
     Attributes:
         qkv_bias: Queries, keys and values have biases (Qwen2).
+        out_bias: What attention gives back has one.
+        mlp_bias: All of an MLP has biases.
         qk_norm: Query and key heads are normalised before they are rotated (Qwen3).
         experts: Of the layers that have experts in place of one MLP; None where no layer has.
     """
@@ -44,6 +46,8 @@ class DecoderConfig:
     max_positions: int
     rope: RopeConfig
     qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
 
@@ -73,10 +77,10 @@ class DeepStack:
 class GatedMLP:
     """down(silu(gate(x)) · up(x)) (SwiGLU, arXiv:2002.05202)."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, width: int, inner: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, prefix: str, width: int, inner: int, *, bias: bool = False) -> None:
         gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        self.gate_up = Linear.load(checkpoint, gate_up, width, [inner, inner], bias=False)
-        self.down = Linear.load(checkpoint, f"{prefix}.down_proj", inner, width, bias=False)
+        self.gate_up = Linear.load(checkpoint, gate_up, width, [inner, inner], bias=bias)
+        self.down = Linear.load(checkpoint, f"{prefix}.down_proj", inner, width, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(tokens, hidden) → the same."""
@@ -100,13 +104,13 @@ class DecoderLayer:
         sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
         self.qkv = Linear.load(checkpoint, qkv, width, sizes, bias=config.qkv_bias)
         self.qk_norm = QKNorm.load(checkpoint, attention, heads, kv_heads, dim, eps) if config.qk_norm else None
-        self.out = Linear.load(checkpoint, f"{attention}.o_proj", heads * dim, width, bias=False)
+        self.out = Linear.load(checkpoint, f"{attention}.o_proj", heads * dim, width, bias=config.out_bias)
         self.mlp_norm = RMSNorm.load(checkpoint, f"{prefix}.post_attention_layernorm", width, eps)
         self.mlp: Callable[[torch.Tensor], torch.Tensor]
         if config.experts is not None and config.experts.covers(index):
             self.mlp = Experts.load(checkpoint, mlp, width, config.experts)
         else:
-            self.mlp = GatedMLP(checkpoint, mlp, width, config.intermediate_size)
+            self.mlp = GatedMLP(checkpoint, mlp, width, config.intermediate_size, bias=config.mlp_bias)
 
     def __call__(
         self, x: torch.Tensor, rope: Rope, rotation: tuple[torch.Tensor, torch.Tensor], plan: AttentionPlan
@@ -140,7 +144,10 @@ class Decoder:
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, *, prefix: str, head: str, tied: bool) -> None:
         self.config = config
-        self.embedding = Embedding.load(checkpoint, f"{prefix}.embed_tokens", config.vocab_size, config.hidden_size)
+        table = f"{prefix}.embed_tokens"
+        if tied and not checkpoint.has(f"{table}.weight") and checkpoint.has(f"{head}.weight"):
+            table = head  # one tensor, stored under its other name
+        self.embedding = Embedding.load(checkpoint, table, config.vocab_size, config.hidden_size)
         self.layers = [
             DecoderLayer(checkpoint, f"{prefix}.layers.{index}", index, config) for index in range(config.num_layers)
         ]
@@ -150,7 +157,7 @@ class Decoder:
         elif tied:
             self.head = Linear.load(
                 checkpoint,
-                f"{prefix}.embed_tokens",
+                table,
                 config.hidden_size,
                 config.vocab_size,
                 bias=False,

@@ -17,15 +17,11 @@ from preprocess.blocks.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Sizes, and which layers have experts: every `step`-th, but those in `plain_layers`.
-
-    `normalised`: a token's weights of its `top_k` experts are made to sum up to 1.
-    """
+    """Sizes, and which layers have experts: every `step`-th, but those in `plain_layers`."""
 
     num_experts: int
     top_k: int
     intermediate_size: int
-    normalised: bool
     step: int
     plain_layers: tuple[int, ...]
 
@@ -40,7 +36,6 @@ class ExpertsConfig:
             num_experts=fields.integer("num_local_experts", fields.integer("num_experts", num_experts)),
             top_k=fields.integer("num_experts_per_tok", top_k),
             intermediate_size=fields.integer("moe_intermediate_size", intermediate_size),
-            normalised=fields.flag("norm_topk_prob", True),
             step=fields.integer("decoder_sparse_step", 1),
             plain_layers=tuple(plain),
         )
@@ -70,7 +65,6 @@ class Experts:
         self.gate_up = [Linear(weight) for weight in gate_up]
         self.down = [Linear(weight) for weight in down]
         self.top_k = config.top_k
-        self.normalised = config.normalised
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, width: int, config: ExpertsConfig) -> Experts:
@@ -101,9 +95,8 @@ class Experts:
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(tokens, hidden) → float32 weights and int64 experts, each (tokens, top_k)."""
         weights, chosen = torch.topk(self.router(x).softmax(dim=-1, dtype=torch.float32), self.top_k, dim=-1)
-        if self.normalised:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights, chosen
+        # They sum up to 1 whatever `norm_topk_prob` says, as in transformers' model; published folders say so, too.
+        return weights / weights.sum(dim=-1, keepdim=True), chosen
 
 
 def _stacked(

@@ -11,11 +11,10 @@ def llama_config(fields: Fields) -> DecoderConfig:
     """From a text configuration; absent fields are what transformers' `LlamaConfig` makes them."""
     fields.choice("model_type", ("llama",), "llama")
     fields.choice("hidden_act", ("silu",), "silu")
-    fields.refuse("attention_bias", unless=False, reason="biases in attention are not supported")
-    fields.refuse("mlp_bias", unless=False, reason="biases in the MLP are not supported")
     heads = fields.integer("num_attention_heads", 32)
     hidden = fields.integer("hidden_size", 4096)
     max_positions = fields.integer("max_position_embeddings", 2048)
+    bias = fields.flag("attention_bias", False)
     config = DecoderConfig(
         vocab_size=fields.integer("vocab_size", 32000),
         hidden_size=hidden,
@@ -28,6 +27,9 @@ def llama_config(fields: Fields) -> DecoderConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6 if fields.values else 1e-5),
         max_positions=max_positions,
         rope=RopeConfig.read(fields, max_positions=max_positions),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
     )
     config.check(fields)
     return config

@@ -34,7 +34,8 @@ def qwen2_config(fields: Fields) -> DecoderConfig:
         intermediate_size=fields.integer("intermediate_size", 29568),
         num_layers=fields.integer("num_hidden_layers", 80),
         num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", 8),
+        # Null means as many as query heads, absent means 8: so it is in transformers' classes.
+        num_kv_heads=fields.integer("num_key_value_heads", heads if "num_key_value_heads" in fields.values else 8),
         head_dim=fields.integer("head_dim", hidden // heads),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-5),
         max_positions=max_positions,
@@ -50,8 +51,8 @@ def qwen3_config(fields: Fields, *, has_experts: bool = False) -> DecoderConfig:
     kind = "qwen3_vl_moe_text" if has_experts else "qwen3_vl_text"
     fields.choice("model_type", (kind,), kind)
     fields.choice("hidden_act", ("silu",), "silu")
-    fields.refuse("attention_bias", unless=False, reason="biases in attention are not supported")
     fields.refuse("use_sliding_window", unless=False, reason=_SLIDING)
+    bias = fields.flag("attention_bias", False)
     heads = fields.integer("num_attention_heads", 16 if has_experts else 32)
     hidden = fields.integer("hidden_size", 2048 if has_experts else 4096)
     max_positions = fields.integer("max_position_embeddings", 128000)
@@ -66,6 +67,8 @@ def qwen3_config(fields: Fields, *, has_experts: bool = False) -> DecoderConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_positions=max_positions,
         rope=RopeConfig.read(fields, max_positions=max_positions, theta=5e5, sections=(24, 20, 20), interleaved=True),
+        qkv_bias=bias,
+        out_bias=bias,
         qk_norm=True,
         experts=ExpertsConfig.read(fields, num_experts=60, top_k=4, intermediate_size=1408) if has_experts else None,
     )
@@ -78,8 +81,7 @@ def qwen_text_config(fields: Fields) -> DecoderConfig:
     kind = fields.choice("model_type", ("qwen2", "qwen3"))
     fields.choice("hidden_act", ("silu",), "silu")
     fields.refuse("use_sliding_window", unless=False, reason=_SLIDING)
-    if kind == "qwen3":
-        fields.refuse("attention_bias", unless=False, reason="biases in attention are not supported")
+    bias = kind == "qwen3" and fields.flag("attention_bias", False)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     max_positions = fields.integer("max_position_embeddings", 32768)
@@ -94,7 +96,8 @@ def qwen_text_config(fields: Fields) -> DecoderConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_positions=max_positions,
         rope=RopeConfig.read(fields, max_positions=max_positions),
-        qkv_bias=kind == "qwen2",
+        qkv_bias=bias or kind == "qwen2",
+        out_bias=bias,
         qk_norm=kind == "qwen3",
     )
     config.check(fields)

@@ -6,6 +6,7 @@ left over is named before the first request.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +17,10 @@ from preprocess.blocks.fields import Fields, read_json
 from preprocess.blocks.packed import SUFFIXES, Quantisation, dequantise, unpack
 from preprocess.errors import ModelError
 
-_IGNORED: Final = (".rotary_emb.inv_freq",)
+_IGNORED: Final = (".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq", ".embeddings.position_ids")
 """Buffers that older transformers versions stored; they follow from the configuration."""
+
+_log = logging.getLogger(__name__)
 
 
 class Checkpoint:
@@ -51,7 +54,10 @@ class Checkpoint:
         """The shape of a tensor, where more than one could be meant."""
         if name not in self._file_of:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
-        return tuple(self._file(name).get_slice(name).get_shape())
+        try:
+            return tuple(self._file(name).get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise ModelError(f"{self.folder / self._file_of[name]}: tensor {name} cannot be read: {error}") from None
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A floating tensor that is never packed, such as a norm, a bias or a convolution."""
@@ -102,14 +108,20 @@ class Checkpoint:
     def finish(self) -> None:
         """Closes the files.
 
+        Whole parts that nobody asked for, such as a head for training, are left alone, as transformers does.
+
         Raises:
-            ModelError: A tensor was never asked for: the folder is of another architecture than its configuration says.
+            ModelError: A tensor of a part that was read was never asked for: the folder is of another architecture than
+                its configuration says.
         """
         self._open.clear()
         left = sorted(name for name in self._file_of.keys() - self._taken if not name.endswith(_IGNORED))
+        parts = {_part(name) for name in self._taken}
+        within = [name for name in left if _part(name) in parts]
+        if within:
+            raise ModelError(f"{self.folder}: tensors that the model does not have: {_some(within)}")
         if left:
-            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-            raise ModelError(f"{self.folder}: tensors that the model does not have: {', '.join(left[:8])}{more}")
+            _log.warning("%s: tensors of parts that the model does not have are not read: %s", self.folder, _some(left))
 
     def _file(self, name: str) -> Any:
         """The open file that holds a tensor."""
@@ -139,29 +151,38 @@ class Checkpoint:
         return None
 
 
+def _part(name: str) -> str:
+    """The part of a model that a tensor belongs to, such as ``"model.visual"``."""
+    return ".".join(name.split(".")[:-1][:2])
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
+
+
 def _tensor_files(folder: Path) -> dict[str, str]:
-    """Tensor name → file name."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
-            raise ModelError(f"{index} has no weight_map of tensor names to files")
-        for file in set(listed.values()):
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ModelError(f"{index} names {file!r}, expected a .safetensors file in the same folder")
-            if not (folder / file).exists():
-                raise ModelError(f"{folder / file} is missing: {index.name} lists it")
-        return dict(listed)
-    single = folder / "model.safetensors"
-    if not single.exists():
+    """Tensor name → file name. One file goes before an index of several, as in transformers."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return dict.fromkeys(_open(single).keys(), single.name)
+    if not index.exists():
         raise ModelError(
             f"{folder} holds no model.safetensors (nor its index); pickled weights (.bin, .pt) are never read"
         )
-    return dict.fromkeys(_open(single).keys(), single.name)
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise ModelError(f"{index} has no weight_map of tensor names to files")
+    for file in set(listed.values()):
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelError(f"{index} names {file!r}, expected a .safetensors file in the same folder")
+        if not (folder / file).exists():
+            raise ModelError(f"{folder / file} is missing: {index.name} lists it")
+    return dict(listed)
 
 
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read as safetensors: {error}") from None
+        raise ModelError(f"{path} cannot be read as safetensors, fetch it again: {error}") from None

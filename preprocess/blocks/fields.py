@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ class Fields:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise self.error(name, value, "a number above 0")
+        return float(value)
+
+    def between(self, name: str, default: float, low: float, high: float) -> float:
+        """A number from `low` to `high`."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise self.error(
+                name, value, f"a number from {low} to {high}" if high < math.inf else f"a number of at least {low}"
+            )
         return float(value)
 
     def flag(self, name: str, default: bool = _MISSING) -> bool:

@@ -44,7 +44,10 @@ class Quantisation:
 
     def __init__(self, fields: Fields) -> None:
         self._where = fields.where
-        fields.choice("quant_method", ("compressed-tensors",))
+        method = fields.values.get("quant_method")
+        if method != "compressed-tensors":
+            reason = "only weights packed by compressed-tensors are read; take the folder that is not quantised"
+            raise ModelError(f"{fields.where}quant_method is {method!r}: {reason}")
         fields.choice("format", ("pack-quantized",))
         fields.refuse(
             "kv_cache_scheme", unless=None, reason="a quantised KV cache is not supported; requantise without it"

@@ -10,18 +10,32 @@ one of them:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
 from preprocess.blocks.fields import Fields
 
+_KINDS: Final = ("default", "linear", "llama3", "yarn")
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind` ``"default"``, ``"linear"`` (positions divided by `factor`) or ``"llama3"`` (long waves only, blended).
+    """How positions turn heads.
 
-    `sections`: how many waves follow each of M-RoPE's three positions; None for plain positions.
+    Attributes:
+        theta: Base of the waves' lengths.
+        kind: ``"default"``, ``"linear"`` (positions divided by `factor`), ``"llama3"`` (long waves only, blended) or
+            ``"yarn"`` (long waves only, blended, and all results scaled; arXiv:2309.00071).
+        factor: By which the context is longer than the original one.
+        low_freq_factor, high_freq_factor: Waves that the original context holds less often than the first are
+            stretched, those that it holds more often than the second stay (llama3).
+        beta_slow, beta_fast: The same (yarn), between whole waves where `truncate`.
+        original_positions: The context that the model was first trained for.
+        scale: Of cosines and sines (yarn).
+        sections: How many waves follow each of M-RoPE's three positions; None for plain positions.
+        interleaved: How they are laid out.
     """
 
     theta: float
@@ -29,7 +43,11 @@ class RopeConfig:
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+    truncate: bool = True
     original_positions: int = 0
+    scale: float = 1.0
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
 
@@ -52,39 +70,45 @@ class RopeConfig:
         """
         old = fields.section("rope_scaling")
         rope = old if old.values else fields.section("rope_parameters")
-        if sections is not None:
-            return cls._read_mrope(rope, fields, theta, sections, interleaved)
         kind_field = "rope_type" if rope.has("rope_type") else "type"
-        kind = rope.choice(kind_field, ("default", "linear", "llama3"), "default")
-        theta = _theta(rope, fields, theta)
-        if kind == "default":
-            return cls(theta)
+        kind = rope.choice(kind_field, _KINDS if sections is None else (*_KINDS, "mrope"), "default")
+        if sections is not None:
+            sections = _sections(rope, sections, interleaved=interleaved)
+        config = cls(_theta(rope, fields, theta), kind, sections=sections, interleaved=interleaved)
+        if kind in ("default", "mrope"):
+            return replace(config, kind="default")
         if kind == "linear":
-            return cls(theta, kind, factor=rope.number("factor"))
-        return cls(
-            theta,
-            kind,
+            return replace(config, factor=rope.number("factor"))
+        outside = fields if fields.has("original_max_position_embeddings") else rope
+        original = outside.integer("original_max_position_embeddings", max_positions)
+        if kind == "yarn":
+            return config._with_yarn(rope, max_positions, original)
+        return replace(
+            config,
             factor=rope.number("factor"),
             low_freq_factor=rope.number("low_freq_factor"),
             high_freq_factor=rope.number("high_freq_factor"),
-            original_positions=rope.integer("original_max_position_embeddings", max_positions),
+            original_positions=original,
         )
 
-    @classmethod
-    def _read_mrope(
-        cls, rope: Fields, fields: Fields, theta: float, sections: tuple[int, int, int], interleaved: bool
-    ) -> RopeConfig:
-        for name in ("rope_type", "type"):
-            rope.choice(name, ("default", "mrope"), "default")
-        layout = "the model type's layout of M-RoPE is another"
-        rope.refuse("mrope_interleaved", unless=interleaved, reason=layout)
-        given = rope.values.get("mrope_section") or list(sections)
-        if not (
-            isinstance(given, list) and len(given) == 3 and all(isinstance(size, int) and size >= 0 for size in given)
-        ):
-            raise rope.error("mrope_section", given, "three whole numbers")
-        temporal, height, width = given
-        return cls(_theta(rope, fields, theta), sections=(temporal, height, width), interleaved=interleaved)
+    def _with_yarn(self, rope: Fields, max_positions: int, original: int) -> RopeConfig:
+        factor = rope.number("factor", max_positions / original)
+
+        def strength(weight: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+        scale = strength(1.0)
+        if rope.has("mscale") and rope.has("mscale_all_dim"):
+            scale = strength(rope.number("mscale")) / strength(rope.number("mscale_all_dim"))
+        return replace(
+            self,
+            factor=factor,
+            beta_slow=rope.number("beta_slow", 1.0),
+            beta_fast=rope.number("beta_fast", 32.0),
+            truncate=rope.flag("truncate", True),
+            original_positions=original,
+            scale=rope.number("attention_factor", scale),
+        )
 
     def check(self, fields: Fields, head_dim: int) -> None:
         """Raises `ModelError` where the sections do not fill the waves of a head."""
@@ -100,11 +124,15 @@ class RopeConfig:
     def inverse_frequencies(self, head_dim: int) -> torch.Tensor:
         """float32 (head_dim / 2,): radians a position, fastest first."""
         powers = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        frequencies = 1.0 / (self.theta**powers)
-        if self.kind == "linear":
-            return frequencies / self.factor
+        lengths = self.theta**powers  # of the waves
+        frequencies = 1.0 / lengths
         if self.kind == "default":
             return frequencies
+        if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "yarn":
+            kept = 1 - self._yarn_ramp(head_dim)
+            return 1.0 / (self.factor * lengths) * (1 - kept) + frequencies * kept
         # llama3: waves longer than the original context are stretched by `factor`, short ones stay, in between a blend.
         waves = 2 * math.pi / frequencies
         smooth = (self.original_positions / waves - self.low_freq_factor) / (
@@ -115,6 +143,20 @@ class RopeConfig:
             waves > self.original_positions / self.low_freq_factor, frequencies / self.factor, blend
         )
         return torch.where(waves < self.original_positions / self.high_freq_factor, frequencies, stretched)
+
+    def _yarn_ramp(self, head_dim: int) -> torch.Tensor:
+        """float32 (head_dim / 2,): how far each wave is stretched, 0 not at all, 1 by the whole factor."""
+
+        def place(turns: float) -> float:
+            """Of the wave that turns so often in the original context, among the numbers of a head."""
+            return head_dim * math.log(self.original_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = place(self.beta_fast), place(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        width = high - low if high != low else 0.001
+        return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
 
 
 def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -132,9 +174,11 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     torch.addcmul(heads * cos, heads.roll(heads.size(-1) // 2, -1), sin, out=heads)
 
 
-def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def rotation(angles: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """What `rotate_` takes, each (tokens, 1, head_dim), of float32 angles (tokens, head_dim / 2)."""
     cos, sin = angles.cos(), angles.sin()
+    if scale != 1:
+        cos, sin = cos * scale, sin * scale
     whole = torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
     return whole[0].to(dtype), whole[1].to(dtype)
 
@@ -150,7 +194,7 @@ class Rope:
         self, config: RopeConfig, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), config.inverse_frequencies(head_dim))
-        table = torch.cat(rotation(angles, dtype), dim=1)
+        table = torch.cat(rotation(angles, dtype, config.scale), dim=1)
         self.table = table.to(device).contiguous()
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,11 +214,12 @@ class MRope(Rope):
         self._frequencies = config.inverse_frequencies(head_dim).to(device)  # (head_dim / 2,)
         self._axes = mrope_axes(config, head_dim // 2).to(device)
         self._dtype = dtype
+        self._scale = config.scale
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Rope.at`, of positions (3, tokens), or (tokens,) where all three are equal."""
         by_wave = positions[self._axes].T if positions.dim() == 2 else positions.unsqueeze(1)
-        return rotation(by_wave * self._frequencies, self._dtype)  # float32 until there
+        return rotation(by_wave * self._frequencies, self._dtype, self._scale)  # float32 until there
 
 
 def mrope_axes(config: RopeConfig, num_waves: int) -> torch.Tensor:
@@ -185,6 +230,16 @@ def mrope_axes(config: RopeConfig, num_waves: int) -> torch.Tensor:
     axes = torch.arange(num_waves) % 3
     within = torch.arange(num_waves) // 3 < torch.tensor(config.sections)[axes]
     return torch.where(within, axes, 0)
+
+
+def _sections(rope: Fields, default: tuple[int, int, int], *, interleaved: bool) -> tuple[int, int, int]:
+    layout = "the model type's layout of M-RoPE is another"
+    rope.refuse("mrope_interleaved", unless=interleaved, reason=layout)
+    given = rope.values.get("mrope_section") or list(default)
+    if not (isinstance(given, list) and len(given) == 3 and all(isinstance(size, int) and size >= 0 for size in given)):
+        raise rope.error("mrope_section", given, "three whole numbers")
+    temporal, height, width = given
+    return temporal, height, width
 
 
 def _theta(rope: Fields, fields: Fields, default: float) -> float:

@@ -33,6 +33,7 @@ class Family(Protocol):
         image_token_id: Placeholder id that vision tokens replace.
         normalisation: What the encoder does to uint8 pixels on its device.
         max_pixel_bytes: Bound of `PictureLayout.num_bytes` for any picture.
+        default_context: Positions of its language model where `config.json` does not say.
         has_three_axes: Whether the language model takes positions of three axes (`preprocess.families.mrope`).
         cost: What a picture costs its encoder; None where pictures are cut into tiles, of one size each.
         clips: How it wants clips; None where it only looks at pictures.
@@ -42,6 +43,7 @@ class Family(Protocol):
     image_token_id: int
     normalisation: Normalisation
     max_pixel_bytes: int
+    default_context: int
     has_three_axes: bool
     cost: EncoderCost | None
     clips: ClipFamily | None

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, Final
-
-from preprocess.model_folder import ModelFolder, bad_folder
+from typing import Final
 
 _MOST_TOKENS: Final = 1 << 24
 """No picture has more; up to here a count is searched for."""
@@ -48,20 +46,3 @@ class EncoderCost:
     def tokens_within(self, operations: int) -> int:
         """The largest picture, in vision tokens, that takes no more operations; at least 1."""
         return max(bisect_right(range(_MOST_TOKENS), operations, key=self.operations) - 1, 1)
-
-
-def vision_number(folder: ModelFolder, name: str, default: float) -> float:
-    """A number above 0 of `vision_config`. Raises `ServiceError`."""
-    vision: dict[str, Any] = folder.config.get("vision_config") or {}
-    value = vision.get(name, default)
-    if not isinstance(value, (int, float)) or not value > 0:
-        raise bad_folder(folder.path, f"vision_config.{name} is {value!r}, expected a number above 0")
-    return value
-
-
-def vision_size(folder: ModelFolder, name: str, default: int) -> int:
-    """A whole number above 0 of `vision_config`. Raises `ServiceError`."""
-    value = vision_number(folder, name, default)
-    if not isinstance(value, int):
-        raise bad_folder(folder.path, f"vision_config.{name} is {value!r}, expected a whole number")
-    return value

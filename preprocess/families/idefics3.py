@@ -10,12 +10,14 @@ always full.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from PIL import Image
 
-from preprocess.families.layout import Normalisation, PictureLayout
+from preprocess.blocks.fields import Fields
+from preprocess.families.layout import PictureLayout
+from preprocess.families.settings import check_alike, normalisation, resampling, switch
 from preprocess.families.smolvlm_clips import SmolVLMClips
 from preprocess.model_folder import ModelFolder, bad_folder
 
@@ -31,22 +33,24 @@ _MAX_RESIZED_SIDE: Final = 4096
 
 _DEFAULT_LONGEST_EDGE: Final = 4 * 364
 _DEFAULT_TILE: Final = 364
+_HALVES: Final = (0.5, 0.5, 0.5)
 
 
 class Idefics3:
     """See `Family`."""
 
     has_three_axes = False
+    default_context = 2048
 
     def __init__(self, folder: ModelFolder) -> None:
-        settings = folder.image_processor_config
+        settings = folder.image_settings
         self.name = folder.model_type
-        self.image_token_id = _image_token_id(folder)
-        self.normalisation = _normalisation(settings)
-        self._splits_by_default = bool(settings.get("do_image_splitting", True))
-        self._resample = Image.Resampling(settings.get("resample", Image.Resampling.LANCZOS))
-        self._longest_edge, self._fixed_size = _size(settings, folder)
-        self._tile = _edge(settings.get("max_image_size", _DEFAULT_TILE), folder)
+        self.image_token_id = folder.fields.integer("image_token_id", 128_257, minimum=0)
+        self.normalisation = normalisation(settings, _HALVES, _HALVES)
+        self._splits_by_default = switch(settings, "do_image_splitting", True)
+        self._resample = resampling(settings, Image.Resampling.LANCZOS)
+        self._longest_edge, self._fixed_size = _size(settings)
+        self._tile = _edge(settings, "max_image_size", _DEFAULT_TILE)
         self._tokens_per_tile = _tokens_per_tile(folder, self._tile)
         names = folder.named_tokens
         self._image = names.get("image_token", "<image>")
@@ -56,8 +60,9 @@ class Idefics3:
         self.cost: EncoderCost | None = None
         self.clips: ClipFamily | None = None
         if self.name == "smolvlm":
+            check_alike(self.normalisation, normalisation(folder.video_settings, _HALVES, _HALVES))
             self.clips = SmolVLMClips(
-                folder.video_processor_config,
+                folder.video_settings,
                 self._tile,
                 self._tokens_per_tile,
                 self.image_token_id,
@@ -165,50 +170,34 @@ def _even(side: int) -> int:
 # ---- the folder's settings -------------------------------------------------------------------------------------------
 
 
-def _edge(value: Any, folder: ModelFolder) -> int:
-    edge = value.get("longest_edge") if isinstance(value, dict) else value
-    if not isinstance(edge, int) or edge < 1:
-        raise bad_folder(folder.path, f"the image processor's max_image_size {value!r} has no longest_edge")
-    return edge
+def _edge(settings: Fields, name: str, default: int) -> int:
+    """The longest edge of a size, which is an object or the edge itself."""
+    size = settings.section(name) if isinstance(settings.values.get(name), dict) else settings
+    return size.integer("longest_edge") if size is not settings else settings.integer(name, default)
 
 
-def _size(settings: dict[str, Any], folder: ModelFolder) -> tuple[int | None, tuple[int, int] | None]:
+def _size(settings: Fields) -> tuple[int | None, tuple[int, int] | None]:
     """(longest edge, None), (None, (width, height)), or neither where `do_resize` is off."""
-    if not settings.get("do_resize", True):
+    if not switch(settings, "do_resize", True):
         return None, None
-    size = settings.get("size", _DEFAULT_LONGEST_EDGE)
-    if isinstance(size, dict) and size.get("height") and size.get("width") and not size.get("longest_edge"):
-        return None, (int(size["width"]), int(size["height"]))
-    return _edge(size, folder), None
-
-
-def _normalisation(settings: dict[str, Any]) -> Normalisation:
-    scale = float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0
-    if not settings.get("do_normalize", True):
-        return Normalisation(scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return Normalisation(scale, _by_channel(settings.get("image_mean")), _by_channel(settings.get("image_std")))
-
-
-def _by_channel(value: Any) -> tuple[float, float, float]:
-    if value is None:
-        value = 0.5
-    red, green, blue = value if isinstance(value, list) else (value, value, value)
-    return float(red), float(green), float(blue)
-
-
-def _image_token_id(folder: ModelFolder) -> int:
-    token_id = folder.config.get("image_token_id")
-    if not isinstance(token_id, int):
-        raise bad_folder(folder.path, "config.json has no image_token_id")
-    return token_id
+    if isinstance(settings.values.get("size"), dict):
+        size = settings.section("size")
+        if size.has("height") and size.has("width") and not size.has("longest_edge"):
+            return None, (size.integer("width"), size.integer("height"))
+    return _edge(settings, "size", _DEFAULT_LONGEST_EDGE), None
 
 
 def _tokens_per_tile(folder: ModelFolder, tile: int) -> int:
     """What the model makes of a tile; the processor's `image_seq_len` must agree, or prompt and pixels would not."""
-    vision = folder.config.get("vision_config") or {}
-    patch, scale = vision.get("patch_size", 32), folder.config.get("scale_factor", 2)
-    per_tile: int = (tile // patch) ** 2 // scale**2
-    declared = folder.processor_config.get("image_seq_len", per_tile)
+    side = tile // folder.vision_fields.square("patch_size", 32)
+    scale = folder.fields.integer("scale_factor", 2)
+    if not side or side % scale:
+        raise bad_folder(
+            folder.path,
+            f"a tile of {tile} pixels has {side} patches a side, no multiple of scale_factor {scale}",
+        )
+    per_tile = (side // scale) ** 2
+    declared = Fields(folder.processor_config, "processor_config.json: ").integer("image_seq_len", per_tile)
     if declared != per_tile:
         raise bad_folder(
             folder.path,

@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from PIL import Image
 
 from preprocess.errors import ClientError
-from preprocess.families.encoder_cost import EncoderCost, vision_number, vision_size
-from preprocess.families.layout import Normalisation, PictureLayout
+from preprocess.families.encoder_cost import EncoderCost
+from preprocess.families.layout import PictureLayout
+from preprocess.families.settings import count, normalisation, resampling, switch
 from preprocess.model_folder import ModelFolder, bad_folder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from preprocess.blocks.fields import Fields
     from preprocess.families.clips import ClipFamily
     from preprocess.timeline import Timeline
     from preprocess.wire import Detail
@@ -45,19 +47,26 @@ class QwenVL:
 
     has_three_axes = True
 
-    def __init__(self, folder: ModelFolder, clips: Callable[[ModelFolder, int], ClipFamily], cost: EncoderCost) -> None:
-        settings = folder.image_processor_config
-        if not settings.get("do_resize", True):
+    def __init__(
+        self,
+        folder: ModelFolder,
+        clips: Callable[[ModelFolder, int], ClipFamily],
+        cost: EncoderCost,
+        default_context: int = 32_768,
+    ) -> None:
+        settings = folder.image_settings
+        if not switch(settings, "do_resize", True):
             raise bad_folder(folder.path, "its image processor does not resize (do_resize), but pictures must fit")
         self.name = folder.model_type
-        self.image_token_id = _token_id(folder, "image_token_id")
+        self.default_context = default_context
+        self.image_token_id = folder.fields.integer("image_token_id", 151_655, minimum=0)
         self._side = token_side(folder, settings)
         self._least, self._most = pixel_bounds(folder, settings, _DEFAULT_PICTURE_PIXELS)
-        self._resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
+        self._resample = resampling(settings, Image.Resampling.BICUBIC)
         self._image = folder.named_tokens.get("image_token", "<|image_pad|>")
-        self.normalisation = _normalisation(settings)
+        self.normalisation = normalisation(settings, CLIP_MEAN, CLIP_STD)
         self.max_pixel_bytes = 3 * _most_pixels(self._side, self._least, self._most)
-        self.clips: ClipFamily | None = clips(folder, _token_id(folder, "video_token_id"))
+        self.clips: ClipFamily | None = clips(folder, folder.fields.integer("video_token_id", 151_656, minimum=0))
         self.cost: EncoderCost | None = cost
 
     def bound(self, num_tokens: int) -> None:
@@ -102,18 +111,18 @@ class Qwen2VLClips:
     """
 
     def __init__(self, folder: ModelFolder, token_id: int, tokens_per_second: int | None = None) -> None:
-        settings = folder.video_processor_config
+        settings = folder.video_settings
         self.token_id = token_id
-        self.fps = float(settings.get("fps") or _DEFAULT_FPS)
-        self.max_frames = int(settings.get("max_frames") or 768)
-        self.frames_per_item = int(settings.get("temporal_patch_size") or 2)
-        self._min_frames = int(settings.get("min_frames") or 4)
-        self._num_frames = int(settings.get("num_frames") or 0)
+        self.fps = settings.number("fps", _DEFAULT_FPS)
+        self.max_frames = count(settings, "max_frames", 768)
+        self.frames_per_item = frames_per_item(folder, settings)
+        self._min_frames = count(settings, "min_frames", 4)
+        self._num_frames = count(settings, "num_frames", 0)
         self._side = token_side(folder, settings)
         self._least, self._most = pixel_bounds(folder, settings, _DEFAULT_FRAME_PIXELS)
-        self._is_capped = settings.get("cap_pixels_per_frame") is not False
-        most_tokens = int(settings.get("max_video_tokens") or _DEFAULT_VIDEO_TOKENS)
-        context = int(folder.text_config.get("max_position_embeddings", most_tokens))
+        self._is_capped = settings.flag("cap_pixels_per_frame", True)
+        most_tokens = count(settings, "max_video_tokens", _DEFAULT_VIDEO_TOKENS)
+        context = folder.text_fields.integer("max_position_embeddings", most_tokens)
         self._all_pixels = int(min(most_tokens, context) * self._side**2 * 0.9)
         self._tokens_per_second = tokens_per_second
         self.lease_bytes = min(3 * self.max_frames * self._most, _CLIP_LEASE_BYTES)
@@ -174,25 +183,27 @@ class Qwen2VLClips:
 
 def qwen2_vl(folder: ModelFolder) -> QwenVL:
     """Qwen2-VL (arXiv:2409.12191)."""
-    width, layers = vision_size(folder, "embed_dim", 1280), vision_size(folder, "depth", 32)
-    mlp = 2 * width * round(width * vision_number(folder, "mlp_ratio", 4))
-    cost = EncoderCost(width, layers, mlp, vision_size(folder, "spatial_merge_size", 2) ** 2, layers)
+    vision = folder.vision_fields
+    width, layers = vision.integer("embed_dim", 1280), vision.integer("depth", 32)
+    mlp = 2 * width * round(width * vision.number("mlp_ratio", 4))
+    cost = EncoderCost(width, layers, mlp, vision.integer("spatial_merge_size", 2) ** 2, layers)
     return QwenVL(folder, Qwen2VLClips, cost)
 
 
 def qwen2_5_vl(folder: ModelFolder) -> QwenVL:
     """Qwen2.5-VL (arXiv:2502.13923): positions of a clip follow its seconds."""
-    rate = vision_size(folder, "tokens_per_second", 4)
-    width, layers = vision_size(folder, "hidden_size", 3584), vision_size(folder, "depth", 32)
-    full = (folder.config.get("vision_config") or {}).get("fullatt_block_indexes", [7, 15, 23, 31])
+    vision = folder.vision_fields
+    rate = vision.integer("tokens_per_second", 4)
+    width, layers = vision.integer("hidden_size", 3584), vision.integer("depth", 32)
+    full = vision.values.get("fullatt_block_indexes", [7, 15, 23, 31])
     full = full if isinstance(full, list) else []  # the encoder refuses it
     cost = EncoderCost(
         width,
         layers,
-        mlp_weights=3 * width * vision_size(folder, "intermediate_size", 3420),
-        patches_per_token=vision_size(folder, "spatial_merge_size", 2) ** 2,
+        mlp_weights=3 * width * vision.integer("intermediate_size", 3420),
+        patches_per_token=vision.integer("spatial_merge_size", 2) ** 2,
         full_layers=sum(layer in full for layer in range(layers)),
-        window=(vision_size(folder, "window_size", 112) // vision_size(folder, "patch_size", 14)) ** 2,
+        window=(vision.integer("window_size", 112) // vision.square("patch_size", 14)) ** 2,
     )
     return QwenVL(folder, lambda folder, token_id: Qwen2VLClips(folder, token_id, rate), cost)
 
@@ -261,34 +272,35 @@ def _most_pixels(side: int, least: int, most: int) -> int:
 # ---- the folder's settings -------------------------------------------------------------------------------------------
 
 
-def token_side(folder: ModelFolder, settings: dict[str, Any]) -> int:
+def token_side(folder: ModelFolder, settings: Fields) -> int:
     """Side of a vision token in pixels. The processor must cut patches as the encoder takes them."""
-    vision = folder.config.get("vision_config") or {}
-    names = {
-        "patch_size": "patch_size",
-        "merge_size": "spatial_merge_size",
-        "temporal_patch_size": "temporal_patch_size",
-    }
-    sizes = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-    for name, of_encoder in names.items():
-        sizes[name] = vision.get(of_encoder, sizes[name])
-        declared = settings.get(name, sizes[name])
-        if declared != sizes[name]:
-            raise bad_folder(
-                folder.path, f"its processor has {name} {declared}, but its encoder {of_encoder} {sizes[name]}"
-            )
-    return sizes["patch_size"] * sizes["merge_size"]
+    return _of_encoder(folder, settings, "patch_size", "patch_size", 14) * _of_encoder(
+        folder, settings, "merge_size", "spatial_merge_size", 2
+    )
 
 
-def pixel_bounds(folder: ModelFolder, settings: dict[str, Any], default: tuple[int, int]) -> tuple[int, int]:
+def frames_per_item(folder: ModelFolder, settings: Fields) -> int:
+    """Frames that the encoder sees as one. The processor must put as many together."""
+    return _of_encoder(folder, settings, "temporal_patch_size", "temporal_patch_size", 2)
+
+
+def _of_encoder(folder: ModelFolder, settings: Fields, name: str, of_encoder: str, default: int) -> int:
+    """A size that the processor's settings, where they have it, call `name`."""
+    size = folder.vision_fields.square(of_encoder, default)
+    declared = settings.square(name, size)
+    if declared != size:
+        raise bad_folder(folder.path, f"its processor has {name} {declared}, but its encoder {of_encoder} {size}")
+    return size
+
+
+def pixel_bounds(folder: ModelFolder, settings: Fields, default: tuple[int, int]) -> tuple[int, int]:
     """Fewest and most pixels, as `min_pixels` and `max_pixels` or as edges of `size`, which count pixels here."""
-    size = settings.get("size")
-    size = size if isinstance(size, dict) else {}
+    size = settings.section("size")
     bounds = []
     for name, edge, pixels in zip(
         ("min_pixels", "max_pixels"), ("shortest_edge", "longest_edge"), default, strict=True
     ):
-        given = (settings.get(name), size.get(edge), size.get(name), pixels)
+        given = (settings.values.get(name), size.values.get(edge), size.values.get(name), pixels)
         bounds.append(next(value for value in given if value is not None))
     least, most = bounds
     if not (isinstance(least, int) and isinstance(most, int) and 1 <= least <= most):
@@ -296,18 +308,3 @@ def pixel_bounds(folder: ModelFolder, settings: dict[str, Any], default: tuple[i
             folder.path, f"its processor allows {least!r} to {most!r} pixels, expected two ascending whole numbers"
         )
     return least, most
-
-
-def _normalisation(settings: dict[str, Any]) -> Normalisation:
-    scale = float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0
-    if not settings.get("do_normalize", True):
-        return Normalisation(scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    mean, std = settings.get("image_mean") or CLIP_MEAN, settings.get("image_std") or CLIP_STD
-    return Normalisation(scale, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))
-
-
-def _token_id(folder: ModelFolder, name: str) -> int:
-    token_id = folder.config.get(name)
-    if not isinstance(token_id, int):
-        raise bad_folder(folder.path, f"config.json has no {name}")
-    return token_id

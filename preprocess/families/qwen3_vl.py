@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from preprocess.families.encoder_cost import EncoderCost, vision_size
-from preprocess.families.qwen2_vl import QwenVL, fit, pixel_bounds, token_grid, token_side
+from preprocess.families.encoder_cost import EncoderCost
+from preprocess.families.qwen2_vl import QwenVL, fit, frames_per_item, pixel_bounds, token_grid, token_side
+from preprocess.families.settings import count, switch
 
 if TYPE_CHECKING:
     from preprocess.families.layout import PictureLayout
@@ -38,18 +39,18 @@ class Qwen3VLClips:
     """
 
     def __init__(self, folder: ModelFolder, token_id: int) -> None:
-        settings = folder.video_processor_config
+        settings = folder.video_settings
         self.token_id = token_id
-        self.fps = float(settings.get("fps") or _DEFAULT_FPS)
-        self.max_frames = int(settings.get("max_frames") or 768)
-        self.frames_per_item = int(settings.get("temporal_patch_size") or 2)
-        self._min_frames = int(settings.get("min_frames") or 4)
+        self.fps = settings.number("fps", _DEFAULT_FPS)
+        self.max_frames = count(settings, "max_frames", 768)
+        self.frames_per_item = frames_per_item(folder, settings)
+        self._min_frames = count(settings, "min_frames", 4)
         self._side = token_side(folder, settings)
         self._least, self._most = pixel_bounds(folder, settings, _DEFAULT_CLIP_PIXELS)
         self._most_a_frame = self._most
         self._room = self._most
-        self._is_capped = bool(settings.get("cap_pixels_per_frame"))
-        self._most_tokens = int(settings.get("max_video_tokens") or 768)
+        self._is_capped = switch(settings, "cap_pixels_per_frame", False)
+        self._most_tokens = count(settings, "max_video_tokens", 768)
         self.lease_bytes = 3 * self._most
 
     def bound(self, num_tokens: int) -> None:
@@ -118,7 +119,8 @@ class Qwen3VLClips:
 
 def qwen3_vl(folder: ModelFolder) -> QwenVL:
     """Qwen3-VL (arXiv:2511.21631), dense or with experts."""
-    width, layers = vision_size(folder, "hidden_size", 1152), vision_size(folder, "depth", 27)
-    mlp = 2 * width * vision_size(folder, "intermediate_size", 4304)
-    cost = EncoderCost(width, layers, mlp, vision_size(folder, "spatial_merge_size", 2) ** 2, layers)
-    return QwenVL(folder, Qwen3VLClips, cost)
+    vision = folder.vision_fields
+    width, layers = vision.integer("hidden_size", 1152), vision.integer("depth", 27)
+    mlp = 2 * width * vision.integer("intermediate_size", 4304)
+    cost = EncoderCost(width, layers, mlp, vision.integer("spatial_merge_size", 2) ** 2, layers)
+    return QwenVL(folder, Qwen3VLClips, cost, default_context=128_000)

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from preprocess.families.layout import PictureLayout
+from preprocess.families.settings import count
 from preprocess.number_words import in_words
 
 if TYPE_CHECKING:
+    from preprocess.blocks.fields import Fields
     from preprocess.timeline import Timeline
 
 _MAX_RESIZED_SIDE: Final = 4096
@@ -40,15 +42,16 @@ class SmolVLMClips:
     frames_per_item = 1
 
     def __init__(
-        self, settings: dict[str, Any], tile: int, tokens_per_tile: int, token_id: int, single: Callable[..., str]
+        self, settings: Fields, tile: int, tokens_per_tile: int, token_id: int, single: Callable[..., str]
     ) -> None:
-        sampling = settings.get("video_sampling")
-        sampling = sampling if isinstance(sampling, dict) else {}
-        self.max_frames = max(int(sampling.get("max_frames") or settings.get("num_frames") or _DEFAULT_MAX_FRAMES), 1)
+        sampling = settings.section("video_sampling")
+        self.max_frames = count(sampling, "max_frames", count(settings, "num_frames", _DEFAULT_MAX_FRAMES))
         self.lease_bytes = self.max_frames * tile * tile * 3
         self.token_id = token_id
-        self.fps = float(sampling.get("fps") or settings.get("fps") or _DEFAULT_FPS)
-        self._size = settings.get("size") or sampling.get("video_size") or {}
+        self.fps = sampling.number("fps", settings.number("fps", _DEFAULT_FPS))
+        size = settings.section("size") if settings.values.get("size") else sampling.section("video_size")
+        self._longest = size.integer("longest_edge", 0, minimum=0)
+        self._fixed_size = count(size, "width", tile), count(size, "height", tile)
         self._tile = tile
         self._frame_tokens = tokens_per_tile
         self._single = single
@@ -90,10 +93,9 @@ class SmolVLMClips:
 
     def _first_size(self, width: int, height: int) -> tuple[int, int]:
         """The reference's arithmetic in its own order: float rounding decides."""
-        longest = self._size.get("longest_edge")
-        if not longest:
-            return int(self._size.get("width") or self._tile), int(self._size.get("height") or self._tile)
-        longest = min(_MAX_RESIZED_SIDE, int(longest))
+        if not self._longest:
+            return self._fixed_size
+        longest = min(_MAX_RESIZED_SIDE, self._longest)
         aspect = width / height
         if width >= height:
             other = int(longest / aspect)

@@ -103,8 +103,7 @@ class Idefics3Encoder:
         self.config = config
         self.image_size = config.image_size
         self.num_taps = 0
-        settings = Fields(ModelFolder(checkpoint.folder).image_processor_config, "image processor: ")
-        self.normalisation = Normalisation.read(settings, checkpoint.device)
+        self.normalisation = Normalisation.read(ModelFolder(checkpoint.folder).image_settings, checkpoint.device)
         self.dtype = checkpoint.dtype
         self.progress: Callable[[], None] = lambda: None
         # Pixels stay in (row, column, channel) order, so the convolution's weight takes that order too.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from preprocess.blocks.checkpoint import Checkpoint
-from preprocess.blocks.fields import Fields
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.rope import rotation
+from preprocess.families.settings import check_alike, normalisation
 from preprocess.model_folder import ModelFolder
 from preprocess.vision.normalisation import CLIP_MEAN, CLIP_STD, Normalisation
 
@@ -42,10 +42,11 @@ class PatchEmbedding:
         clip_std: Sequence[float] = CLIP_STD,
     ) -> None:
         folder, device = ModelFolder(checkpoint.folder), checkpoint.device
-        picture = Fields(folder.image_processor_config, "image processor: ")
-        clip = Fields(folder.video_processor_config, "video processor: ")
-        self.of_picture = Normalisation.read(picture, device, mean=CLIP_MEAN, std=CLIP_STD)
-        self.of_clip = Normalisation.read(clip, device, mean=clip_mean, std=clip_std)
+        self.of_picture = Normalisation.read(folder.image_settings, device, mean=CLIP_MEAN, std=CLIP_STD)
+        self.of_clip = Normalisation.read(folder.video_settings, device, mean=clip_mean, std=clip_std)
+        if shape[2] == 1:
+            pictures = normalisation(folder.image_settings, CLIP_MEAN, CLIP_STD)
+            check_alike(pictures, normalisation(folder.video_settings, clip_mean, clip_std))
         kernel = checkpoint.tensor(f"{module}.weight", shape)
         shift = checkpoint.tensor(f"{module}.bias", shape[:1]) if bias else None
         # Pixels stay in (frame, row, column, channel) order, so the convolution's weight takes that order too.

@@ -49,6 +49,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "qkv_bias": True,
         "rope": RopeConfig(1e6, sections=(8, 12, 12)),
     },
+    "biases everywhere, yarn": {
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "intermediate_size": 133,
+        "rope": RopeConfig(1e4, "yarn", factor=4.0, original_positions=64, scale=1.2),
+    },
     "QK-norm, heads of 128, M-RoPE interleaved": {
         "num_heads": 4,
         "head_dim": 128,

@@ -170,7 +170,7 @@ def test_experts_are_those_that_the_layer_would_ask(
     gate_up = scale * _random(count, 2 * inner, hidden, dtype=dtype)
     down = scale * _random(count, hidden, inner, dtype=dtype, seed=1)
     router = Linear(_random(count, hidden, dtype=dtype, seed=2))
-    config = ExpertsConfig(count, top_k, inner, normalised=tokens != 37, step=1, plain_layers=())
+    config = ExpertsConfig(count, top_k, inner, step=1, plain_layers=())
     experts = Experts(router, gate_up, down, config)
     experts.stacked = gate_up, down
     x = _random(tokens, hidden, dtype=dtype, seed=3)

@@ -62,14 +62,15 @@ REFUSED = {
     "another model_type": (_set("model_type", "qwen9"), "model_type is 'qwen9', expected 'idefics3' or 'smolvlm'"),
     "no model_type": (lambda config: config.pop("model_type"), "config.json: model_type is missing"),
     "another language model": (_set("text_config", "model_type", "qwen2"), "text_config.model_type is 'qwen2'"),
-    "attention bias": (_set("text_config", "attention_bias", True), "text_config.attention_bias is True"),
-    "mlp bias": (_set("text_config", "mlp_bias", True), "text_config.mlp_bias is True"),
+    "attention bias": (_set("text_config", "attention_bias", True), "layers.0.self_attn.q_proj.bias is missing"),
+    "mlp bias": (_set("text_config", "mlp_bias", True), "layers.0.mlp.gate_proj.bias is missing"),
+    "a bias that is no switch": (_set("text_config", "mlp_bias", "all"), "text_config.mlp_bias is 'all'"),
     "another activation": (_set("text_config", "hidden_act", "gelu"), "text_config.hidden_act is 'gelu'"),
     "another vision activation": (_set("vision_config", "hidden_act", "relu"), "vision_config.hidden_act is 'relu'"),
     "another vision model": (_set("vision_config", "model_type", "clip"), "vision_config.model_type is 'clip'"),
     "oblong pictures": (_set("vision_config", "image_size", [32, 64]), "vision_config.image_size is [32, 64]"),
-    "yarn": (_set("text_config", "rope_parameters", {"rope_type": "yarn"}), "rope_parameters.rope_type is 'yarn'"),
-    "yarn, old spelling": (_set("text_config", "rope_scaling", {"type": "yarn"}), "rope_scaling.type is 'yarn'"),
+    "dynamic": (_set("text_config", "rope_parameters", {"rope_type": "dynamic"}), "rope_type is 'dynamic'"),
+    "longrope, old spelling": (_set("text_config", "rope_scaling", {"type": "longrope"}), "type is 'longrope'"),
     "llama3 without its factor": (
         _set("text_config", "rope_parameters", {"rope_type": "llama3"}),
         "rope_parameters.factor is missing",
@@ -102,6 +103,7 @@ def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) 
     (folder / "new").replace(folder / "model.safetensors")
 
 
+HEAD = "model.text_model.embed_tokens.weight"
 NORM = "model.text_model.layers.1.input_layernorm.weight"
 
 
@@ -125,14 +127,54 @@ def test_an_unexpected_tensor_is_named(folder: Path) -> None:
         _load(folder)
 
 
+def test_a_bias_of_a_layer_that_has_none_is_named(folder: Path) -> None:
+    _tensors(
+        folder, lambda tensors: tensors.update({"lm_head.bias": torch.ones(512), "lm_head.weight": tensors[HEAD] + 0})
+    )
+    with pytest.raises(ModelError, match=r"the model does not have: lm_head\.bias"):
+        _load(folder)
+
+
+def test_parts_that_the_model_does_not_have_are_left_alone_and_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    further = {"value_head.weight": torch.ones(3), "mtp.layers.0.mlp.up_proj.weight": torch.ones(2, 2)}
+    _tensors(folder, lambda tensors: tensors.update(further))
+    _load(folder)
+    assert "not read: mtp.layers.0.mlp.up_proj.weight, value_head.weight" in caplog.text
+
+
+def test_one_file_goes_before_an_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model-1.safetensors"}}))
+    _load(folder)
+
+
+def test_a_tensor_that_its_file_does_not_hold_is_named(tmp_path: Path) -> None:
+    folder = tiny_smolvlm(tmp_path, max_shard_size="40KB")
+    files = sorted(file.name for file in folder.glob("model-*.safetensors"))
+
+    def elsewhere(index: Config) -> None:
+        index["weight_map"][NORM] = next(file for file in files if file != index["weight_map"][NORM])
+
+    _edit(folder, elsewhere, "model.safetensors.index.json")
+    with pytest.raises(ModelError, match=f"tensor {NORM} cannot be read"):
+        _load(folder)
+
+
 def test_integers_in_place_of_weights_are_refused(folder: Path) -> None:
     _tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(48, dtype=torch.int32)}))
     with pytest.raises(ModelError, match="expected floating point"):
         _load(folder)
 
 
-def test_buffers_of_older_transformers_are_ignored(folder: Path) -> None:
-    name = "model.text_model.layers.0.self_attn.rotary_emb.inv_freq"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.text_model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.vision_model.embeddings.position_ids",
+    ],
+)
+def test_buffers_of_older_transformers_are_ignored(name: str, folder: Path) -> None:
     _tensors(folder, lambda tensors: tensors.update({name: torch.ones(4)}))
     _load(folder)
 
@@ -170,6 +212,7 @@ def test_a_damaged_file_is_named(folder: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("file", ["../secret.safetensors", "model.bin", "/etc/passwd"])
 def test_an_index_cannot_point_elsewhere(folder: Path, file: str) -> None:
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
     with pytest.raises(ModelError, match=r"expected a \.safetensors file in the same folder"):
         _load(folder)

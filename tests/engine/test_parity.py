@@ -84,6 +84,14 @@ def _packed(*, bits: int, group_size: int, symmetric: bool) -> Case:
 
 
 LINEAR_ROPE = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}
+YARN_ROPE = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+}
 
 CASES = {
     "smolvlm": Case(tiny_smolvlm),
@@ -99,6 +107,10 @@ CASES = {
     "pixels that fill no patch": Case(lambda folder: tiny_smolvlm(folder, vision={"image_size": 38})),
     "old spelling, llama3 rope": Case(lambda folder: _edited(tiny_smolvlm(folder), _old_spelling)),
     "defaults left out": Case(lambda folder: _edited(tiny_smolvlm(folder, tied=False), _only_what_is_not_default)),
+    "biases everywhere": Case(
+        lambda folder: tiny_smolvlm(folder, text={"attention_bias": True, "mlp_bias": True, "head_dim": 16})
+    ),
+    "yarn": Case(lambda folder: tiny_smolvlm(folder, text=YARN_ROPE)),
     "8 bits a channel": _packed(bits=8, group_size=0, symmetric=True),
     "4 bits a group, asymmetric": _packed(bits=4, group_size=16, symmetric=False),
 }

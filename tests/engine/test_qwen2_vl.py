@@ -202,3 +202,22 @@ def test_answers_to_questions_are_as_likely_as_in_transformers(checked: Checked)
         got = [logprob for event in events for part in event.logprobs for _, logprob in part.top]
         expected = checked.reference_logits(request, [])[0].log_softmax(-1)[branch.score_ids]
         torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_any_number_of_frames_may_be_one_item(frames: int, tmp_path: Path) -> None:
+    """Of one frame alone the encoder cannot tell whether it is a picture."""
+    together = {"temporal_patch_size": frames}
+    checked = Checked(tiny_qwen2_vl(tmp_path, vision=together, image=together, video=together))
+    case = "pictures and clips" if frames > 1 else "several pictures"
+    request, expected = checked.expected(case)
+    torch.testing.assert_close(checked.answer(request, chunk=9).logits, expected.logits, atol=1e-4, rtol=1e-5)
+    items = checked.request("clip").media
+    assert len(items) == 4 // frames  # of two seconds at two a second
+    settings = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps({**settings, "image_mean": 0.3}))
+    if frames > 1:
+        load_runner(EngineConfig(str(tmp_path), dtype="float32", threads=1, kv_tokens=64))
+        return
+    with pytest.raises(ModelError, match="cannot tell a frame from a picture"):
+        load_runner(EngineConfig(str(tmp_path), dtype="float32", threads=1, kv_tokens=64))

@@ -132,7 +132,7 @@ def test_a_model_may_have_no_taps(tmp_path: Path) -> None:
         ("vision_config", {"deepstack_visual_indexes": "all"}, "ascending layer indices"),
         ("vision_config", {"out_hidden_size": 40}, "shape"),
         ("text_config", {"model_type": "qwen3_vl_moe_text"}, "model_type"),
-        ("text_config", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+        ("text_config", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type is 'longrope'"),
     ],
 )
 def test_a_model_that_is_not_there_is_refused(section: str, fields: dict[str, Any], words: str, tmp_path: Path) -> None:

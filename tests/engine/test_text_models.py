@@ -43,6 +43,7 @@ SIZES = {
     "eos_token_id": 0,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+FROM_64: dict[str, Any] = {"original_max_position_embeddings": 64}
 NUM_TOKENS = 23
 NUM_TAPS = 2
 
@@ -65,6 +66,34 @@ CASES = {
     "qwen2.5-vl, one key head": Case("Qwen2_5_VL", qwen2_config, {"num_key_value_heads": 1, **_rope([2, 1, 1])}),
     "qwen3-vl": Case("Qwen3VL", qwen3_config, {"head_dim": 16, **_rope([4, 2, 2])}),
     "qwen3-vl, sections of another head": Case("Qwen3VL", qwen3_config, {"head_dim": 24, **_rope([24, 20, 20])}),
+    "linear": Case("Qwen2VL", qwen2_config, _rope([1, 1, 2], rope_type="linear", factor=2.0)),
+    "llama3": Case(
+        "Qwen3VL",
+        qwen3_config,
+        {"head_dim": 16, **_rope([4, 2, 2], rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)},
+    ),
+    "yarn": Case("Qwen2_5_VL", qwen2_config, _rope([1, 1, 2], rope_type="yarn", factor=4.0, **FROM_64)),
+    "yarn from the whole context": Case(
+        "Qwen3VL", qwen3_config, {"head_dim": 32, **_rope([8, 4, 4], rope_type="yarn", factor=2.0)}
+    ),
+    "yarn, everything said": Case(
+        "Qwen3VL",
+        qwen3_config,
+        {
+            "head_dim": 32,
+            **_rope([8, 4, 4], rope_type="yarn", factor=4.0, beta_fast=8, beta_slow=2, truncate=False, **FROM_64),
+        },
+    ),
+    "yarn, two scales": Case(
+        "Qwen3VL",
+        qwen3_config,
+        {"head_dim": 16, **_rope([4, 2, 2], rope_type="yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.2, **FROM_64)},
+    ),
+    "yarn, its scale said": Case(
+        "Qwen2VL", qwen2_config, _rope([1, 1, 2], rope_type="yarn", factor=4.0, attention_factor=0.9, **FROM_64)
+    ),
+    "biases": Case("Qwen3VL", qwen3_config, {"head_dim": 16, "attention_bias": True, **_rope([4, 2, 2])}),
+    "as many key heads, by null": Case("Qwen2VL", qwen2_config, {"num_key_value_heads": None, **_rope([1, 1, 2])}),
     "qwen3-vl-moe": Case("Qwen3VLMoe", qwen3_moe_config, {"head_dim": 8, **EXPERTS, **_rope([2, 1, 1])}),
     "every second layer has experts": Case(
         "Qwen3VLMoe", qwen3_moe_config, {**EXPERTS, "decoder_sparse_step": 2, **_rope([2, 1, 1])}
@@ -203,14 +232,13 @@ def test_experts_are_read_in_every_spelling(
             assert torch.equal(layer.mlp(x), same.mlp(x))
 
 
-@pytest.mark.parametrize("normalised", [True, False])
 @torch.inference_mode()
-def test_experts_equal_transformers_with_and_without_normalised_weights(normalised: bool) -> None:
+def test_experts_equal_transformers() -> None:
     """Also with two experts that the router cannot tell apart."""
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-    config = Qwen3MoeConfig(hidden_size=32, norm_topk_prob=normalised, **EXPERTS)
+    config = Qwen3MoeConfig(hidden_size=32, norm_topk_prob=True, **EXPERTS)
     config._experts_implementation = "eager"
     block = Qwen3MoeSparseMoeBlock(config).eval()
     randomise(block, seed=2)
@@ -219,7 +247,7 @@ def test_experts_equal_transformers_with_and_without_normalised_weights(normalis
         Linear(block.gate.weight),
         block.experts.gate_up_proj,
         block.experts.down_proj,
-        ExpertsConfig(6, 2, 20, normalised, 1, ()),
+        ExpertsConfig(6, 2, 20, 1, ()),
     )
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(ours(x), block(x[None])[0], atol=1e-6, rtol=1e-5)
@@ -242,7 +270,9 @@ def test_waves_follow_the_positions_that_the_layouts_say() -> None:
         (qwen3_config, _rope([2, 1, 1], mrope_interleaved=False), "mrope_interleaved is False"),
         (qwen3_config, _rope([2, 1, 1], partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
         (qwen2_config, {"use_sliding_window": True}, "use_sliding_window is True"),
-        (qwen3_config, {"attention_bias": True}, "attention_bias is True"),
+        (qwen3_config, {"attention_bias": 1}, "attention_bias is 1"),
+        (qwen2_config, _rope([2, 1, 1], rope_type="dynamic"), "rope_type is 'dynamic'"),
+        (qwen3_config, _rope([2, 1, 1], rope_type="linear"), "factor is missing"),
         (
             qwen3_moe_config,
             {"num_experts": 2, "num_experts_per_tok": 3},

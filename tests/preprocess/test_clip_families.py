@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from preprocess.errors import ServiceError
 from preprocess.families import load_family
 from preprocess.families.clips import ClipFamily
 from preprocess.model_folder import ModelFolder
@@ -180,3 +181,12 @@ def test_idefics3_does_not_watch_clips(tiny_model: Path, tmp_path: Path) -> None
 )
 def test_numbers_in_words(number: int, words: str) -> None:
     assert in_words(number) == words
+
+
+def test_frames_that_would_be_normalised_otherwise_than_pictures_are_refused(folder: Path, tmp_path: Path) -> None:
+    """The encoder sees tiles, and cannot tell those of a clip."""
+    path = Path(shutil.copytree(folder, tmp_path / "model"))
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "video_preprocessor_config.json").write_text(json.dumps({**settings, "image_mean": [0.1, 0.2, 0.3]}))
+    with pytest.raises(ServiceError, match="cannot tell a frame from a picture"):
+        load_family(ModelFolder(path))

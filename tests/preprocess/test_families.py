@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import encode, mean_error, smooth
 from PIL import Image
+from tiny_models import FAMILIES as TINY
 
 from preprocess.config import MediaLimits, PreprocessConfig
-from preprocess.errors import ServiceError
+from preprocess.errors import BeholderError, ServiceError
 from preprocess.families import Family, load_family
 from preprocess.families.layout import PictureLayout
 from preprocess.image import decode
 from preprocess.model_folder import ModelFolder
+from preprocess.options import Defaults
 from preprocess.prepare import max_pixel_bytes_per_image
 
 SIZES = [
@@ -202,3 +205,38 @@ def test_exact_decode_of_a_jpeg_equals_the_reference(tmp_path: Path) -> None:
     picture = decode(data, MediaLimits())
     out = fill(family, picture.image, family.layout(picture.width, picture.height, "auto"))
     assert np.array_equal(out.transpose(0, 3, 1, 2), expected["pixel_values"][0])
+
+
+JUNK: list[Any] = [None, "x", -1, 0, 1.5, [], {}, True, [1, 2], float("nan")]
+
+
+def _places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where fields are in an object, however deep."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield (*path, name)
+            yield from _places(part, (*path, name))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_whatever_a_field_holds_a_folder_is_read_or_refused_in_words(name: str, tmp_path: Path) -> None:
+    folder = TINY[name](tmp_path)
+    refusals = []
+    for file in folder.glob("*config.json"):
+        text = file.read_text()
+        for path in _places(json.loads(text)):
+            for junk in JUNK:
+                config = section = json.loads(text)
+                for part in path[:-1]:
+                    section = section[part]
+                section[path[-1]] = junk
+                file.write_text(json.dumps(config))
+                try:
+                    family = load_family(ModelFolder(folder))
+                    family.layout(90, 60, "auto")
+                    Defaults.of(ModelFolder(folder), (), 100)
+                except BeholderError as error:
+                    refusals.append(error.message)
+        file.write_text(text)
+    assert len(refusals) > 100
+    assert not [message for message in refusals if "\n" in message]
