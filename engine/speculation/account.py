@@ -1,9 +1,9 @@
 """What drafting may lose, in seconds: an account that bounds it whatever was promised.
 
-Every step pays a hundredth of a plain step in. What drafting takes, looking for guesses among it, is taken out, and what
-plain steps for the same tokens would have taken is put in. Who wants to spend asks whether the account would bear that
-all guesses are wrong. So estimates that are wrong, shapes of steps that were never measured and guesses that turn bad
-cost no more than that hundredth and what the account begins with.
+Every step pays a hundredth of a plain step in. What drafting takes, looking for guesses included, is taken out, and
+what plain steps for the same tokens would have taken is put in. Who wants to spend asks whether the account would bear
+that all guesses are wrong. So estimates that are wrong, shapes of steps that were never measured and guesses that turn
+bad cost no more than that hundredth and what the account begins with.
 """
 
 from __future__ import annotations

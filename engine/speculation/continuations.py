@@ -1,10 +1,16 @@
-"""An index of a text: where its last few tokens stood before, and what followed there. Microseconds, bounded memory."""
+"""A text that is searched: where its last few tokens stood before, and what followed there. Microseconds, and little
+memory.
+
+There is no index: most texts are looked into a few times, and to index one takes longer than to search it as often.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 MAX_TOKENS: Final = 4096
@@ -24,29 +30,21 @@ class Match:
 
 
 class Continuations:
-    """A text that grows. For each pair of tokens it knows where the two newest occurrences went on."""
+    """A text that grows."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        # Two 32-bit halves each, since plain integers cost the garbage collector nothing: the pair → its newest place
-        # and one more than the place before that (0: none).
-        self._places: dict[int, int] = {}
+        self._packed = bytearray()  # the same, in 32 bits each
 
     def extend(self, ids: Iterable[int]) -> None:
         """Add tokens at the end."""
-        own, places = self.ids, self._places
-        for token_id in ids:
-            if len(own) > 1 and token_id != BREAK:
-                first, second = own[-2], own[-1]
-                if first != BREAK and second != BREAK:
-                    pair = first << 32 | second
-                    before = places.get(pair)
-                    places[pair] = len(own) << 32 | (0 if before is None else (before >> 32) + 1)
-            own.append(token_id)
-        if len(own) > MAX_TOKENS:
-            kept = own[len(own) // 2 :]
-            self.ids, self._places = [], {}
-            self.extend(kept)
+        new = array("i", ids)
+        self.ids.extend(new)
+        self._packed += new.tobytes()
+        while len(self.ids) > MAX_TOKENS:
+            half = len(self.ids) // 2
+            self.ids = self.ids[half:]
+            del self._packed[: half * new.itemsize]
 
     def find(self, text: Ordered[int], least: int = 2) -> Match | None:
         """Where the end of `text` stood before: the longest match of at least `least` tokens, the newest of equals."""
@@ -57,12 +55,9 @@ class Continuations:
         """Up to two places where the end of `text` stood before, the one that `find` gives first."""
         if len(text) < 2 or BREAK in (text[-2], text[-1]):
             return []
-        places = self._places.get(text[-2] << 32 | text[-1])
-        if places is None:
-            return []
         found = []
-        for at in (places >> 32, (places & 0xFFFFFFFF) - 1):
-            length = self._match(at, text) if at >= 0 else 0
+        for at in islice(self._places(text[-2], text[-1]), 2):
+            length = self._match(at, text)
             if length >= least:
                 found.append(Match(at, length))
         return found[::-1] if len(found) > 1 and found[1].length > found[0].length else found
@@ -78,6 +73,17 @@ class Continuations:
         while taken and len(taken) < count:
             taken.append(taken[len(taken) - period])
         return taken
+
+    def _places(self, first: int, second: int) -> Iterator[int]:
+        """What followed these two tokens, the newest first."""
+        wanted = array("i", (first, second))
+        pattern, size = wanted.tobytes(), wanted.itemsize
+        end = len(self._packed)
+        while (at := self._packed.rfind(pattern, 0, end)) >= 0:
+            end = at + len(pattern) - 1
+            place = at // size + 2
+            if at % size == 0 and place < len(self.ids) and self.ids[place] != BREAK:
+                yield place
 
     def _match(self, at: int, text: Ordered[int]) -> int:
         """How many tokens before `at` equal the end of `text`."""

@@ -4,8 +4,8 @@
 
 Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
 besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
-slowly while nothing is drafted. And an account is kept (`engine.speculation.account`), from which looking for guesses is
-paid too: nothing is checked, and nobody looks, where it would not bear that all of it is in vain.
+slowly while nothing is drafted. And an account is kept (`engine.speculation.account`), from which looking for guesses
+is paid too: nothing is checked, and nobody looks, where it would not bear that all of it is in vain.
 
 All times are measured here, those of steps without the looking before them: a plain step needs none.
 """
@@ -36,6 +36,8 @@ MODEL_REFRESH: Final = 24
 """The same where a model guesses, which gains less by a step: what a machine made of plain steps a while ago must not
 have it guess for long.
 """
+OFTEN: Final = 16
+"""The same for each tenth that is promised above plain steps: where little is, an old figure soon is too old."""
 LEARNING: Final = 0.1
 """What one verifying step counts in trust."""
 FORGIVING: Final = 1 / 512
@@ -45,8 +47,8 @@ LOOKING: Final = 0.006
 """Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
 account's allowance, so that something is left for what is found.
 """
-FIRST_CREDIT: Final = 4.0
-MOST_CREDIT: Final = 16.0
+FIRST_CREDIT: Final = 12.0
+MOST_CREDIT: Final = 32.0
 """See `Account`."""
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
@@ -106,7 +108,8 @@ class Controller:
         none = [0] * len(candidates)
         plain_s = self.times.plain_s(rows)
         watch = self._watches.setdefault(size_class(rows), _Watch())
-        if plain_s is None or self.times.plain_age(rows) >= REFRESH:
+        refresh = min(max(10 * (watch.promise - 1.0), 1.0) * OFTEN, REFRESH)
+        if plain_s is None or self.times.plain_age(rows) >= refresh:
             return none
         least_rate = rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
         best, best_rate = none, least_rate
@@ -119,17 +122,16 @@ class Controller:
             assert step_s is not None
             if not self._account.bears(step_s - plain_s, plain_s):
                 continue  # more may be cheaper: not every width was measured
-            right = sum(
-                candidate.rates.expected(own)
-                for candidate, own in zip(candidates, lengths, strict=True)
-                if candidate is not None and own
-            )
-            rate = (rows + right) / (step_s + self._looking_s)
+            rate = self._rate(rows, candidates, lengths)
             if rate > best_rate:
                 best, best_rate = lengths, rate
         watch.is_drafting = best is not none
+        if watch.is_drafting:
+            shortened = self._without_waste(rows, candidates, best, plain_s, best_rate)
+            if (rate := self._rate(rows, candidates, shortened)) > best_rate:
+                best, best_rate = shortened, rate
         watch.promise = best_rate * plain_s / rows
-        return self._without_waste(rows, candidates, best, plain_s, best_rate)
+        return best
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
@@ -236,6 +238,17 @@ class Controller:
                 self.models.stepped(rows, tokens, gained, 0.0, drafting_s, is_pure=False)
         elif plain_s is not None and step_s is not None:
             self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
+
+    def _rate(self, rows: int, candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
+        """Tokens a second that are expected where so many guesses of each row are checked."""
+        step_s = self.times.step_s(rows, rows + sum(lengths))
+        assert step_s is not None
+        right = sum(
+            candidate.rates.expected(own)
+            for candidate, own in zip(candidates, lengths, strict=True)
+            if candidate is not None and own
+        )
+        return (rows + right) / (step_s + self._looking_s)
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""

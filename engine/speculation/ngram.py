@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from engine.speculation.continuations import BREAK, Continuations
 from engine.speculation.drafting import Drafting, Kind, Proposal
 
@@ -50,12 +52,12 @@ class _Text:
         self.known = Continuations()
         self._num_output = 0
         first = max(sequence.num_prompt_tokens - MAX_PROMPT, 0)
-        is_text = sequence.prompt_keys[first:] == sequence.prompt_ids[first:]
-        was_text = True
-        for token_id, seen in zip(sequence.prompt_ids[first:].tolist(), is_text.tolist(), strict=True):
-            if seen or was_text:
-                self.known.extend((token_id if seen else BREAK,))
-            was_text = seen
+        ids = sequence.prompt_ids[first:]
+        is_text = sequence.prompt_keys[first:] == ids
+        is_kept = is_text.copy()
+        is_kept[:1] = True
+        is_kept[1:] |= is_text[:-1]  # of a picture one token, as the break
+        self.known.extend(np.where(is_text, ids, BREAK)[is_kept].tolist())
 
     def follow(self, sequence: Sequence) -> None:
         """Take what was said since."""

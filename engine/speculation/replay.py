@@ -53,19 +53,21 @@ class Replay:
         known = self.answers.get(sequence.request_id, ())[first : first + limit]
         if not known:
             return None
-        guesses = [self._guess(token_id, self.accuracy) for token_id in known]
+        guesses = self._guesses(known)
         others = []
         for index, token_id in enumerate(known[: self.branches]):
-            other = self._guess(token_id, self.second if guesses[index] != token_id else 0.0)
-            behind = [self._guess(later, self.accuracy) for later in known[index + 1 :]]
-            others.append(Proposal(Kind.REPLAY_SECOND, [*guesses[:index], other, *behind]))
+            is_wrong = guesses[index] != token_id
+            other = token_id if is_wrong and self._random.random() < self.second else self._wrong(token_id)
+            others.append(Proposal(Kind.REPLAY_SECOND, [*guesses[:index], other, *self._guesses(known[index + 1 :])]))
         return Proposal(Kind.REPLAY, guesses, tuple(others))
 
     def ended(self, sequence: Sequence) -> None:
         """Nothing is kept."""
 
-    def _guess(self, token_id: int, accuracy: float) -> int:
-        """The token with that probability, else another one."""
-        if self._random.random() < accuracy:
-            return token_id
+    def _guesses(self, known: Ordered[int]) -> list[int]:
+        """Each with the accuracy. A source takes little time, and so must this."""
+        draw, accuracy = self._random.random, self.accuracy
+        return [token_id if draw() < accuracy else self._wrong(token_id) for token_id in known]
+
+    def _wrong(self, token_id: int) -> int:
         return (token_id + 1 + self._random.randrange(self._vocab_size - 1)) % self._vocab_size

@@ -12,11 +12,12 @@ from engine.step_costs import size_class
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
-SURE: Final = 4
-DOUBT: Final = 3.0
-"""Fewer than `SURE` measurements that say so many times what is expected of their width are not believed yet: else a
-hiccup of the machine, which takes longer than a step, would keep a width from being tried again.
+HICCUP: Final = 1.5
+"""Of the first two measurements the least counts where the other is so many times as long: a machine that was busy
+would else keep a width from ever being tried again.
 """
+OLD: Final = 256
+"""The same of a width that nothing has renewed for so many steps: its median may be that of a busy machine."""
 MAX_AGE: Final = 2048
 """A figure that nothing has renewed for so many steps of its row count is forgotten."""
 FIRST_GUESS: Final = 0.25
@@ -40,7 +41,14 @@ class _Figure:
 
     def add(self, elapsed_s: float) -> None:
         self.times.append(elapsed_s)
-        self.time = sorted(self.times)[len(self.times) // 2]
+        known = sorted(self.times)
+        is_doubtful = len(known) == ENOUGH and known[1] > HICCUP * known[0]
+        self.time = known[0] if is_doubtful else known[len(known) // 2]
+
+    def at(self, num_steps: int) -> float:
+        """What counts after so many steps."""
+        least = min(self.times)
+        return least if num_steps - self.renewed >= OLD and self.time > HICCUP * least else self.time
 
 
 @dataclass(slots=True)
@@ -119,20 +127,14 @@ class StepTimes:
         if plain is None or tokens <= rows:
             return None if plain is None else plain.time * rows
         exact = self._figure(rows, _width_class(rows, tokens))
-        expected_s = self._expected_s(rows, tokens, plain, exact)
-        if exact is None or abs(exact.width * rows - tokens) >= 0.02 * tokens:
-            return expected_s
-        is_believed = len(exact.times) >= SURE or exact.time * rows <= DOUBT * expected_s
-        return exact.time * rows if is_believed else expected_s
-
-    def _expected_s(self, rows: int, tokens: int, plain: _Figure, exact: _Figure | None) -> float:
-        """A step by what was measured of other widths; `exact`: what was of one that is alike, or of this one."""
         width = tokens / rows
-        is_same = exact is not None and abs(exact.width - width) < 0.02 * width
+        own = self._rows[size_class(rows)]
+        if exact is not None and abs(exact.width - width) < 0.02 * width:
+            return exact.at(own.num_steps) * rows
         known = sorted(
-            (figure.width, figure.time)
-            for key, figure in self._rows[size_class(rows)].figures.items()
-            if key and len(figure.times) >= ENOUGH and not (is_same and figure is exact)
+            (figure.width, figure.at(own.num_steps))
+            for key, figure in own.figures.items()
+            if key and len(figure.times) >= ENOUGH
         )
         low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
         high = min((point for point in known if point[0] > width), default=None)

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import SampledToken
+from engine.scheduler import Chunk, Plan
 from engine.sequence import Clock, Sequence
 from engine.speculation import continuations, echo, habit
 from engine.speculation.continuations import BREAK, Continuations
+from engine.speculation.controller import Controller
 from engine.speculation.drafting import Drafting, Kind, Source
 from engine.speculation.echo import Echo
 from engine.speculation.habit import Habit
@@ -23,6 +25,8 @@ from engine.speculation.ngram import NGrams
 from engine.speculation.replay import Replay
 from engine.speculation.speculator import Speculator
 from engine.speculation.verify import standing
+from engine.step_budget import Room
+from engine.step_costs import Load
 from preprocess.wire import EngineRequest, Pixels, SamplingParams, TextOptions
 
 
@@ -113,7 +117,8 @@ def test_a_long_text_is_forgotten_by_halves() -> None:
     for _ in range(40):
         known.extend(generator.randrange(400) for _ in range(1000))
         assert len(known.ids) <= continuations.MAX_TOKENS
-        assert len(known._places) <= continuations.MAX_TOKENS
+        for match in known.find_all(known.ids):
+            assert known.ids[match.at - match.length : match.at] == known.ids[-match.length :]
 
 
 # ---- echo ------------------------------------------------------------------------------------------------------------
@@ -217,6 +222,44 @@ def test_habits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- all together ----------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """Finds nothing, and takes its time."""
+
+    name = "ngram"
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> None:
+        self.clock[0] += 5e-3
+
+    def ended(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+
+class Looking(Controller):
+    """Before every step."""
+
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
+        return True
+
+
+def test_looking_is_no_part_of_what_steps_take() -> None:
+    """Else plain steps would seem as slow as looking makes them, and drafting to pay that does not."""
+    clock = [0.0]
+    speculator = Speculator("auto", 15, 100, clock=lambda: clock[0])
+    speculator.sources = [Slow(clock)]
+    controller = speculator.controller = Looking()
+    asked = sequence([5, 6, 7])
+    for length in range(64):
+        started_s = clock[0]
+        speculator.propose([asked], 100)
+        clock[0] += 1e-3
+        plan = Plan(0, Room(None, Load()), [Chunk(asked, length, 1, True)])
+        speculator.stepped(plan, clock[0] - started_s)
+    assert controller.times.plain_s(1) == pytest.approx(1e-3)
 
 
 def test_guesses_end_before_max_tokens_and_at_ids_that_cannot_be_said() -> None:
