@@ -90,6 +90,8 @@ class Controller:
         if plain_s is None:
             return False
         self._account.pay_in(plain_s)
+        if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
+            return False  # nobody need look before a plain step that is taken for its time
         return (is_expected or self._saved >= 0.0) and self._account.bears(self._looking_s, plain_s)
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
