@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from av.sidedata import sidedata
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -24,17 +25,27 @@ _TURNS: Final = {
 }
 """What makes a frame upright, by the signs of its display matrix ((a, b), (c, d)): x' = a·x + c·y, y' = b·x + d·y."""
 
+_BY_ANGLE: Final = {90: _Turn.ROTATE_90, 180: _Turn.ROTATE_180, 270: _Turn.ROTATE_270}
+"""The same by how many degrees the frame is to be turned against the clock."""
+
+_side_data_of: Final = cast("Any", sidedata.SideDataContainer)
+"""Not `frame.side_data`: a frame keeps that, which keeps the frame, its pixels and threads, until Python's collector of
+circles comes by. In a worker that is hardly ever."""
+
 
 def upright(frame: VideoFrame) -> Image.Image:
     """A decoded frame as an RGB picture, the way it is to be shown."""
-    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    image = Image.fromarray(frame.to_ndarray(format="rgb24", threads=1))  # two for every frame would take longer
     turn = _turn(frame)
     return image if turn is None else image.transpose(turn)
 
 
 def _turn(frame: VideoFrame) -> Image.Transpose | None:
     """What makes the frame upright: FFmpeg decodes a phone's video as its sensor lay."""
-    matrix = cast("Mapping[str, Buffer]", frame.side_data).get("DISPLAYMATRIX")
+    try:
+        matrix = cast("Mapping[str, Buffer]", _side_data_of(frame)).get("DISPLAYMATRIX")
+    except ValueError:  # something else is with the frame that PyAV has no name for, such as a JPEG's EXIF
+        return _BY_ANGLE.get(round(frame.rotation) % 360)
     if matrix is None:
         return None
     a, b, _, c, d = struct.unpack("=5i", bytes(matrix)[:20])

@@ -297,10 +297,13 @@ def _nearest(sorted_numbers: Sequence[int], number: int) -> int:
 
 
 def _bounds(duration_s: Fraction, seconds: float) -> Iterator[tuple[Fraction, Fraction]]:
-    """Start and end of each segment: all of one length, but for a last one of up to half as much more."""
-    length = (
-        Fraction(seconds).limit_denominator(1000) if seconds else max(Fraction(SEGMENT_S), duration_s / MAX_SEGMENTS)
-    )
+    """Start and end of each segment: all of one length, a millisecond or more, but for a last one of up to half as
+    much more.
+    """
+    if seconds:
+        length = max(Fraction(seconds).limit_denominator(1000), Fraction(1, 1000))
+    else:
+        length = max(Fraction(SEGMENT_S), duration_s / MAX_SEGMENTS)
     num_segments = max(ceil(duration_s / length - Fraction(1, 2)), 1)
     if num_segments > MAX_SEGMENTS:
         raise ClientError(

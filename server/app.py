@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from preprocess.errors import BeholderError, ClientError
 from server.faults import error_response, internal_error
@@ -71,6 +72,7 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
         metrics.refused(error)
         return error_response(error)
 
+    app.router.default = _nowhere
     app.add_exception_handler(BeholderError, on_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -141,6 +143,14 @@ class Faults:
             if started:
                 raise
             await error_response(internal_error(request_id))(scope, receive, send)
+
+
+async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """Where there is no route. A WebSocket would be told 403, as if it had lacked a key."""
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    refusal = ClientError(f"There is no WebSocket {scope['path'][:200]} here.", status=404, code="not_found")
+    await WebSocket(scope, receive, send).send_denial_response(error_response(refusal))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

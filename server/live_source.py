@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from preprocess.config import MediaLimits
 from preprocess.errors import BeholderError, ClientError
+from preprocess.image import decode
 from preprocess.video import open_clip
 from preprocess.video_formats import CODECS
 from preprocess.video_limits import check_size
@@ -32,17 +34,20 @@ if TYPE_CHECKING:
 FILE_RATE: Final = 10
 """Frames a second that are taken from a file: a model that is faster still has few new ones to wait for."""
 
-_OPEN_TIMEOUT_S: Final = 10.0
-_READ_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
+"""How long an address may take to answer, and to send more."""
+_LEAVE_S: Final = 1.0
+"""How long who has seen enough waits for the thread, which may just be waiting for a silent camera."""
+_MOST_BAD: Final = 100
+"""Pictures in a row that cannot be decoded before a source is given up."""
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 _STREAMS: Final = {
-    "http": ("mpjpeg", "http,tcp"),
-    "https": ("mpjpeg", "https,http,tls,tcp"),
     "rtsp": ("rtsp", "rtsp,rtp,tcp,udp"),
     "rtsps": ("rtsp", "rtsp,rtp,tcp,udp,tls"),
 }
 """Scheme → (FFmpeg's demuxer, protocols that it may use). It is never asked to guess."""
+_PICTURES: Final = ("http", "https")
 
 _PASSWORD: Final = re.compile(r"//[^/@]*@")
 
@@ -98,16 +103,22 @@ class LiveSource:
         Raises:
             ClientError: The source cannot be read (any longer).
         """
-        with self._changed:
-            while self._newest is None and not self._ended:
-                self._changed.wait(0.5)  # not for ever, so that Ctrl-C is noticed
-            taken, self._newest = self._newest, None
-            if taken is None:
-                if self._error is not None:
-                    raise self._error
-                return None
-        make, at_s, captured_s, number = taken
-        return LiveFrame(make(), at_s, captured_s, number)
+        for num_bad in count(1):
+            with self._changed:
+                while self._newest is None and not self._ended:
+                    self._changed.wait(0.5)  # not for ever, so that Ctrl-C is noticed
+                taken, self._newest = self._newest, None
+                if taken is None:
+                    if self._error is not None:
+                        raise self._error
+                    return None
+            make, at_s, captured_s, number = taken
+            try:
+                return LiveFrame(make(), at_s, captured_s, number)
+            except ClientError:  # cameras send a damaged picture now and then
+                if num_bad == _MOST_BAD:
+                    raise
+        raise AssertionError
 
     def _run(self) -> None:
         try:
@@ -139,11 +150,14 @@ class LiveSource:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(_READ_TIMEOUT_S + 1)
+        self._thread.join(_LEAVE_S)
 
 
 Frames = Iterator[tuple["Callable[[], Image.Image]", float]]
 """A way to get each frame's picture, which only those pay for who look at it, and its time in seconds."""
+
+Connection = Iterator["Callable[[], Image.Image]"]
+"""The same of a camera, whose frames have no time but that of their arrival."""
 
 Reader = Callable[[threading.Event], Any]
 
@@ -152,20 +166,22 @@ def reader_of(source: str, limits: MediaLimits, reconnect_s: float) -> Reader:
     """What reads a source. Raises `ClientError` where it is none."""
     scheme, separator, _ = source.partition("://")
     if separator:
+        if scheme.lower() in _PICTURES:
+            return lambda stop: _camera(lambda: _pictures(source, limits, stop), stop, reconnect_s)
         if scheme.lower() not in _STREAMS:
             raise ClientError(
-                f"{scheme}: addresses are not read; expected {', '.join(_STREAMS)}, a file or a device",
+                f"{scheme}: addresses are not read; expected {', '.join((*_PICTURES, *_STREAMS))}, a file or a device",
                 code="bad_source",
             )
         demuxer, protocols = _STREAMS[scheme.lower()]
-        return lambda stop: _camera(source, demuxer, protocols, limits, stop, reconnect_s)
+        return lambda stop: _camera(lambda: _video(source, demuxer, protocols, limits, stop), stop, reconnect_s)
     path = Path(source)
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise ClientError(f"{source!r} cannot be read: {error.strerror}.", code="bad_source") from None
     if stat.S_ISCHR(mode):
-        return lambda stop: _camera(source, "v4l2", "file", limits, stop, 0.0)
+        return lambda stop: _camera(lambda: _video(source, "v4l2", "file", limits, stop), stop, 0.0)
     if not stat.S_ISREG(mode):
         raise ClientError(f"{source!r} is neither a file nor a camera.", code="bad_source")
     return lambda stop: _file(path, limits, stop)
@@ -195,9 +211,7 @@ def _itself(image: Image.Image) -> Image.Image:
     return image
 
 
-def _camera(
-    source: str, demuxer: str, protocols: str, limits: MediaLimits, stop: threading.Event, reconnect_s: float
-) -> Frames:
+def _camera(connection: Callable[[], Connection], stop: threading.Event, reconnect_s: float) -> Frames:
     """Every frame of a camera as it comes, over as many connections as it takes."""
     started = time.monotonic()
     last_s: float | None = None
@@ -205,7 +219,7 @@ def _camera(
     while not stop.is_set():
         error: ClientError | None = None
         try:
-            for make in _connection(source, demuxer, protocols, limits, stop):
+            for make in connection():
                 last_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
                 yield make, last_s - started
         except ClientError as raised:
@@ -218,10 +232,22 @@ def _camera(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _connection(
-    source: str, demuxer: str, protocols: str, limits: MediaLimits, stop: threading.Event
-) -> Iterator[Callable[[], Image.Image]]:
-    """Every frame until the camera ends or fails."""
+def _pictures(source: str, limits: MediaLimits, stop: threading.Event) -> Connection:
+    """Every picture of an address until it ends or fails."""
+    from server.mjpeg import pictures_of
+
+    for data in pictures_of(source, _PASSWORD.sub("//", source), _TIMEOUT_S):
+        if stop.is_set():
+            return
+        yield partial(_decoded, data, limits)
+
+
+def _decoded(data: bytes, limits: MediaLimits) -> Image.Image:
+    return decode(data, limits).image
+
+
+def _video(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop: threading.Event) -> Connection:
+    """Every frame of what FFmpeg reads until it ends or fails."""
     import av
 
     from preprocess.display_matrix import upright
@@ -232,7 +258,7 @@ def _connection(
         options["rtsp_transport"] = "tcp"
     name = _PASSWORD.sub("//", source)
     with _in_plain_words(name):
-        container = av.open(source, "r", format=demuxer, options=options, timeout=(_OPEN_TIMEOUT_S, _READ_TIMEOUT_S))
+        container = av.open(source, "r", format=demuxer, options=options, timeout=_TIMEOUT_S)
     with container:
         if not container.streams.video:
             raise ClientError(f"{name} gives no video", code="bad_source")
@@ -254,12 +280,13 @@ def _in_plain_words(name: str) -> Iterator[None]:
     """FFmpeg's errors as ours."""
     import av
 
+    started = time.monotonic()
     try:
         yield
     except (BeholderError, MemoryError):
         raise
     except Exception as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        if isinstance(error, av.error.ExitError):
-            reason = f"nothing came for {_READ_TIMEOUT_S:g} s"
+        if isinstance(error, av.error.ExitError) or time.monotonic() - started >= _TIMEOUT_S:  # RTSP calls it otherwise
+            reason = f"nothing came for {_TIMEOUT_S:g} s"
         raise ClientError(f"{name} cannot be read: {reason}", code="bad_source") from error

@@ -10,6 +10,7 @@
 //   Node:  node --experimental-websocket live.mjs picture.jpg another.jpg …
 
 const MAX_BUFFERED = 256 * 1024; // an old frame in the network's queue is worse than none
+const GONE = [4404, 4408, 4410]; // too late to resume, nothing sent for long, as old as sessions may be
 
 /**
  * Starts a session and keeps it through lost connections.
@@ -19,14 +20,18 @@ const MAX_BUFFERED = 256 * 1024; // an old frame in the network's queue is worse
  * @param onText   called with the caption so far
  * @param onEvent  called with every event
  * @param ticket   async function that gives a fresh ticket, for servers that want a key
- * @returns        a promise that ends with the source, and fails when the server refuses the session
+ * @returns        a promise that ends with the source; it fails with the source, when the server refuses the session, and
+ *                 when there is no server at first
  */
 export function live({ url, source, session = {}, onText = () => {}, onEvent = () => {}, ticket }) {
-  const state = { id: null, token: null, seq: 0, socket: null, open: null, over: false, failure: null };
+  const state = { id: null, token: null, seq: 0, socket: null, open: null, over: false, begun: false, failure: null };
   const say = (event) => state.socket.send(JSON.stringify(event));
   let caption = "";
-  let open; // resolves when there is a session to send to
-  const close = () => (state.open = new Promise((resolve) => (open = resolve)));
+  let open = null; // resolves `state.open`, on which waits who has something to send and no session to send it to
+  const close = () => {
+    if (!open) state.open = new Promise((resolve) => (open = resolve));
+  };
+  const opens = () => (open = open?.());
   close();
 
   const hear = (event) => {
@@ -39,7 +44,13 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
 
   // One connection, from its opening to its close.
   const connection = async () => {
-    const protocols = ["vlm.stream.v1", ...(ticket ? [`vlm.ticket.${await ticket()}`] : [])];
+    const protocols = ["vlm.stream.v1"];
+    try {
+      if (ticket) protocols.push(`vlm.ticket.${await ticket()}`);
+    } catch (error) {
+      if (!state.begun) throw error;
+      return { code: 1006, reason: "" }; // nobody there to give one: try again later
+    }
     const socket = new WebSocket(`${url.replace(/^http/, "ws")}/v1/stream`, protocols);
     let opened = false;
     return new Promise((resolve) => {
@@ -53,16 +64,18 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
         const event = JSON.parse(data);
         if (event.type === "session.created" && !state.id) {
           [state.id, state.token, opened] = [event.session_id, event.resume_token, true];
+          state.begun = true;
           say({ type: "session.update", session: { trigger: { mode: "continuous" }, max_tokens: 64, ...session } });
         }
         if (event.type === "session.resumed" || event.type === "session.resync_required") opened = true;
-        if (opened) open();
+        if (opened) opens();
         if (opened || event.type === "error") hear(event); // before that: a session that we do not want
       };
+      socket.onerror = () => opened || socket.onclose({ code: 1006, reason: "" }); // Node 20 does not say that it closed
       socket.onclose = ({ code, reason }) => {
-        state.socket = null;
+        state.socket = socket.onclose = socket.onerror = null;
         close();
-        if (code === 4404) [state.id, state.failure] = [null, null]; // too late: begin another session
+        if (GONE.includes(code)) [state.id, state.failure] = [null, null]; // begin another session
         resolve({ code, reason });
       };
     });
@@ -81,11 +94,16 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
 
   const run = async () => {
     const sending = send();
+    sending.catch(() => {
+      state.over = true;
+      state.socket?.close(1000);
+    });
     for (let wait = 250; ; wait = Math.min(wait * 2, 8000)) {
       const began = Date.now();
       const { code, reason } = await connection();
-      if (code === 1000) return sending;
-      if (code === 4401 || code === 4409 || (state.failure && code !== 4404)) {
+      if (code === 1000 || state.over) return sending;
+      if (code === 1006 && !state.begun) throw new Error(`no answer from ${url}`);
+      if (code === 4401 || code === 4409 || state.failure) {
         state.over = true;
         throw new Error(`${code} ${state.failure?.message ?? reason}`);
       }
@@ -129,6 +147,10 @@ async function main(files) {
   })();
   const onEvent = (event) => {
     if (event.type === "response.output_text.delta") process.stdout.write(event.delta);
+    if (event.type === "error") {
+      console.error(event.error.message);
+      captioned(); // it was no picture: on with the next one
+    }
     if (event.type === "response.done") {
       if (event.error) console.error(event.error.message);
       console.log(`   [${event.status}]`);

@@ -14,4 +14,4 @@ question="$(printf '%s' "${2:-Describe the picture.}" | sed 's/[\\"]/\\&/g')" # 
     printf '{"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "%s"}]}}\n' "$question"
     printf '{"type": "response.create"}\n'
     sleep "${SECONDS_TO_WAIT:-5}" # the connection ends with the input
-} | "$client" "ws${url#http}/v1/realtime" | sed -n 's/.*"type": *"response.output_text.done".*"text": *"\(.*\)"}.*/\1/p'
+} | "$client" "ws${url#http}/v1/realtime" | sed -n 's/.*"type": *"response.output_text.done".*"text": *"\(.*\)"}.*/\1/p' | sed 's/\\n/ /g; s/\\\(["\\]\)/\1/g' # out of JSON again

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from preprocess.errors import ClientError
 from server.faults import error_response
+from server.routes.upgrade import upgrade_required
 from server.stream.connection import Connection
 from server.stream.hub import Hub
 from server.stream.realtime import RealtimeSession
@@ -34,5 +37,9 @@ def router(hub: Hub) -> APIRouter:
         await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
         await Connection(websocket, hub, RealtimeSession).run()
 
+    async def not_upgraded(request: Request) -> Response:
+        return upgrade_required(request.url.path, "the Realtime API")
+
     routes.add_api_websocket_route("/v1/realtime", realtime)
+    routes.add_api_route("/v1/realtime", not_upgraded, methods=["GET"], response_class=Response, response_model=None)
     return routes

@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket
 
 from preprocess.errors import ClientError
 from server.faults import error_response
+from server.routes.upgrade import upgrade_required
 from server.stream.connection import PROTOCOL, Connection
 from server.stream.hub import Hub
 from server.stream.session import Session
@@ -39,11 +40,15 @@ def router(hub: Hub, tickets: Tickets) -> APIRouter:
         await websocket.accept(subprotocol=PROTOCOL)
         await Connection(websocket, hub, Session).run()
 
+    async def not_upgraded(request: Request) -> Response:
+        return upgrade_required(request.url.path, f"subprotocol {PROTOCOL}")
+
     async def create_ticket(request: Request) -> Response:
         headers = {"cache-control": "no-store"}
         return Response(msgspec.json.encode(Ticket(tickets.issue())), headers=headers, media_type="application/json")
 
     routes.add_api_websocket_route("/v1/stream", stream)
+    routes.add_api_route("/v1/stream", not_upgraded, methods=["GET"], response_class=Response, response_model=None)
     routes.add_api_route(
         "/v1/stream/tickets", create_ticket, methods=["POST"], response_class=Response, response_model=None
     )

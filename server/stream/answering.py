@@ -15,7 +15,7 @@ from preprocess.wire import Delta, ImagePart, Message, TextPart, VideoPart
 from server.stream.client_events import Ask
 from server.stream.configuration import first_configuration
 from server.stream.lifetime import Lifetime, Tally
-from server.stream.mailbox import DropReason, Frame
+from server.stream.mailbox import Frame
 from server.stream.outbound import ServerEvent
 from server.stream.reception import Reception
 from server.stream.response import Ending, Response
@@ -38,6 +38,7 @@ class Asked:
     ask: Ask
     question: Question
     received_s: float
+    event_id: str | None
 
 
 class Answering(Lifetime[Response]):
@@ -96,6 +97,7 @@ class Answering(Lifetime[Response]):
             now_s,
             None if asked is None else asked.ask.metadata,
             self.settings.return_token_ids,
+            is_context=asked is None or asked.ask.frame_ids is None,
         )
         self._active = response
         self._recent[response.id] = None
@@ -140,6 +142,8 @@ class Answering(Lifetime[Response]):
         response.decode_ms, response.preprocess_ms = decode_ms, preprocess_ms
         for frame in response.frames:
             self.mailbox.caption(frame)
+        if response.is_context:
+            self._gallery.captioned(response.frames, self.settings.context_frames)
 
     def _speak(self, response: Response, delta: Delta, now_s: float) -> None:
         was_silent = response.frame_age_ms is None
@@ -158,18 +162,18 @@ class Answering(Lifetime[Response]):
         response = self._running(response_id)
         if response is None:
             return
-        reason: DropReason = "failed"
         if is_media_error(error):
-            reason = "decode_error"
             at_fault = response.places.get(error.param or "", response.newest)
             self._gallery.forget(at_fault)
+            if at_fault is not None:
+                self.mailbox.drop(at_fault, "decode_error")
             if at_fault is not None and self._gallery.pinned.get(at_fault.id) is at_fault:
                 del self._gallery.pinned[at_fault.id]
                 self._show_pinned(list(self._gallery.pinned))
             error.param = None if at_fault is None else f"frame {at_fault.id}"
         else:
             self._hold(error, now_s)
-        self._finish(response, Ending("failed", error=error, reason=reason), now_s)
+        self._finish(response, Ending("failed", error=error), now_s)
         self._advance(now_s)
 
     def _finish(self, response: Response, ending: Ending, now_s: float) -> None:

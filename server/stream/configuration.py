@@ -67,6 +67,8 @@ def patched(raw: msgspec.Raw, current: Configuration, terms: Terms) -> Configura
             pinned_ids = _still_pinned(value, pinned_ids)
         elif value is None:
             own.pop(name, None)
+        elif name == "trigger":
+            own[name] = _trigger(value, current.shown.trigger)
         else:
             check = _CHECKS.get(name)
             own[name] = check(value) if check else value
@@ -179,33 +181,36 @@ def _context_frames(value: int) -> int:
     return value
 
 
-def _trigger(patch: TriggerPatch) -> Trigger:
+def _trigger(patch: TriggerPatch, before: Trigger) -> Trigger:
     path = "session.trigger"
-    mode: Any = _word(f"{path}.mode", *TRIGGERS)(patch.mode)
-    for name, modes in (("interval_ms", ("interval", "on_change")), ("change_threshold", ("on_change",))):
-        if getattr(patch, name) is not None and mode not in modes:
+    mode: Any = before.mode if patch.mode is UNSET else "manual" if patch.mode is None else patch.mode
+    _word(f"{path}.mode", *TRIGGERS)(mode)
+    default = Trigger(mode, DEFAULT_INTERVAL_MS if mode == "interval" else 0.0, DEFAULT_THRESHOLD)
+    values: dict[str, float] = {}
+    for name, modes, low, high in (
+        ("interval_ms", ("interval", "on_change"), 10 if mode == "interval" else 0, MAX_INTERVAL_MS),
+        ("change_threshold", ("on_change",), 0, 100),
+    ):
+        value = getattr(patch, name)
+        if value is UNSET and mode == before.mode:
+            value = getattr(before, name)
+        elif value is UNSET or value is None:
+            value = getattr(default, name)
+        if not math.isfinite(value):
+            raise invalid(f"{path}.{name}", f"`{path}.{name}` is no number.")
+        if mode not in modes and value != getattr(default, name):  # what is shown may be sent back
             raise invalid(
                 f"{path}.{name}", f"`{path}.{name}` has no meaning with the trigger {mode}; expected {modes[0]}."
             )
-    interval_ms = patch.interval_ms
-    if interval_ms is None:
-        interval_ms = DEFAULT_INTERVAL_MS if mode == "interval" else 0.0
-    threshold = DEFAULT_THRESHOLD if patch.change_threshold is None else patch.change_threshold
-    for name, value, low, high in (
-        ("interval_ms", interval_ms, 10 if mode == "interval" else 0, MAX_INTERVAL_MS),
-        ("change_threshold", threshold, 0, 100),
-    ):
-        if not math.isfinite(value):
-            raise invalid(f"{path}.{name}", f"`{path}.{name}` is no number.")
         bounded(f"{path}.{name}", value, low, high)
-    return Trigger(mode, interval_ms, threshold)
+        values[name] = value
+    return Trigger(mode, **values)
 
 
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "instructions": _text("session.instructions"),
     "prompt": _text("session.prompt"),
     "prompt_position": _word("session.prompt_position", "before", "after"),
-    "trigger": _trigger,
     "overflow": _word("session.overflow", "latest", "queue"),
     "context_frames": _context_frames,
     "detail": _word("session.detail", "auto", "low", "high"),

@@ -83,16 +83,12 @@ class Conversation:
         """
         place = len(self._items)
         if previous_item_id is not None:
-            place = 0 if previous_item_id == "root" else self._items.index(self.find(previous_item_id)) + 1
+            place = 0
+            if previous_item_id != "root":
+                place = self._items.index(self.find(previous_item_id, "previous_item_id")) + 1
         if any(known.id == item.id for known in self._items):
             raise invalid("item.id", f"`item.id` {item.id[:80]!r} exists already.")
-        if len(self._items) >= MAX_ITEMS or self.num_bytes + item.num_bytes > self._max_bytes:
-            raise ClientError(
-                f"The conversation is full ({len(self._items)} items, {self.num_bytes:,} bytes; at most {MAX_ITEMS} "
-                f"and {self._max_bytes:,}); delete items first.",
-                code="conversation_full",
-                param="item",
-            )
+        self.check_room(item.num_bytes)
         num_images = sum(known.num_images for known in (*self._items, item))
         if num_images > self._max_images:
             raise ClientError(
@@ -104,8 +100,23 @@ class Conversation:
         self._items.insert(place, item)
         return self._items[place - 1].id if place else None
 
-    def find(self, item_id: str) -> Item:
-        """The item of that id.
+    def check_room(self, num_bytes: int = 0) -> None:
+        """Raises `ClientError` when there is no room for one more item of that size."""
+        if len(self._items) >= MAX_ITEMS or self.num_bytes + num_bytes > self._max_bytes:
+            raise ClientError(
+                f"The conversation is full ({len(self._items)} items, {self.num_bytes:,} bytes; at most {MAX_ITEMS} "
+                f"and {self._max_bytes:,}); delete items first.",
+                code="conversation_full",
+                param="item",
+            )
+
+    def answer(self, item: Item) -> str | None:
+        """Append what a response becomes, for which there was room when it was asked for; gives what `add` gives."""
+        self._items.append(item)
+        return self._items[-2].id if len(self._items) > 1 else None
+
+    def find(self, item_id: str, param: str = "item_id") -> Item:
+        """The item of that id; `param` is the field that names it.
 
         Raises:
             ClientError: There is none.
@@ -117,7 +128,7 @@ class Conversation:
             f"There is no item {item_id[:80]!r} in the conversation.",
             status=404,
             code="item_not_found",
-            param="item_id",
+            param=param,
         )
 
     def delete(self, item_id: str) -> None:
@@ -129,17 +140,21 @@ class Conversation:
         self._items.clear()
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
-    """The chat: turns of the same speaker in a row are one."""
+def messages_of(items: Iterable[Item], instructions: str | None) -> tuple[list[Message], dict[str, Item]]:
+    """The chat, where turns of the same speaker in a row are one; and whose each part is, by its place in the chat as
+    refusals name it.
+    """
     turns: list[Message] = []
+    whose: dict[str, Item] = {}
     if instructions:
         turns.append(Message("system", [TextPart(instructions)]))
     for item in items:
-        if turns and turns[-1].role == item.role:
-            turns[-1].content.extend(item.parts)
-        else:
-            turns.append(Message(item.role, [*item.parts]))
-    return turns
+        if not turns or turns[-1].role != item.role:
+            turns.append(Message(item.role, []))
+        for part in item.parts:
+            whose[f"messages[{len(turns) - 1}].content[{len(turns[-1].content)}]"] = item
+            turns[-1].content.append(part)
+    return turns, whose
 
 
 @dataclass(frozen=True)

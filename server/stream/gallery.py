@@ -16,18 +16,22 @@ class Gallery:
         self._window: list[Frame] = []
 
     def with_context(self, frame: Frame, num_frames: int) -> list[Frame]:
-        """The frame after earlier ones.
+        """The frame after earlier ones that were captioned.
 
         They grow to 2n before they are cut to n, so that most prompts begin as the last one did, and the engine has
         computed that beginning.
         """
         if not num_frames or frame.is_clip:
             return [frame]
-        if frame not in self._window:
-            self._window.append(frame)
-            if len(self._window) > 2 * num_frames:
-                self._window = self._window[-num_frames:]
-        return list(self._window)
+        if frame in self._window:
+            return list(self._window)
+        shown = [*self._window, frame]
+        return shown if len(shown) <= 2 * num_frames else shown[-num_frames:]
+
+    def captioned(self, shown: list[Frame], num_frames: int) -> None:
+        """The response to what `with_context` gave has begun: it is the context of the next one."""
+        if num_frames and shown and not shown[-1].is_clip:
+            self._window = shown[-2 * num_frames :]
 
     def keep_context(self, num_frames: int) -> None:
         """Change how many earlier frames are kept."""

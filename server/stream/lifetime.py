@@ -256,7 +256,7 @@ class Lifetime(abc.ABC, Generic[R]):
             self.end(CloseCode.NORMAL, "the client left", now_s)
 
     def attach(self, now_s: float) -> None:
-        """A connection has come back."""
+        """A connection has come: the first one, another one after that was lost, or one that takes over."""
         self.state = State.CONNECTED
         self._heard_s = now_s
 

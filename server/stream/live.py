@@ -61,7 +61,7 @@ class Live:
         earlier, self.connection = self.connection, connection
         if earlier is not None:
             earlier.dismiss(CloseCode.REPLACED, "replaced by a newer connection")
-        if self.session.state is State.DETACHED:
+        if self.session.state is not State.CLOSED:
             self.session.attach(time.monotonic())
         self._obey()
 

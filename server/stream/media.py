@@ -17,6 +17,9 @@ from server.complaints import decode
 Kind = Literal["frame", "image", "video"]
 
 MAX_HEADER_BYTES: Final = 4096
+MAX_ID: Final = (1 << 53) - 1
+MAX_TS: Final = float(1 << 53)
+"""Of larger ones a number loses parts of milliseconds; they are no milliseconds but, say, nanoseconds."""
 _BARE: Final = (b"\xff\xd8", b"\x89P")
 _KINDS: Final[dict[str, Kind]] = {"frame": "frame", "image": "image", "video": "video"}
 _MIME_OF: Final = {"frame": ("image/",), "image": ("image/",), "video": ("video/", "image/")}
@@ -69,9 +72,13 @@ def parse(message: bytes) -> Media:
     kind = _KINDS.get(header.k)
     if kind is None:
         raise ClientError(f"`k` is {header.k[:40]!r}; expected frame, image or video.", code="invalid_value", param="k")
-    if header.id is not None and not 0 <= header.id < 1 << 53:
+    if header.id is not None and not 0 <= header.id <= MAX_ID:
         raise ClientError(f"`id` is {header.id}; expected 0 to 2^53 - 1.", code="invalid_value", param="id")
-    if header.mime and not header.mime.startswith(_MIME_OF[header.k]):
+    if header.ts is not None and abs(header.ts) > MAX_TS:
+        raise ClientError(
+            f"`ts` is {header.ts:g}; expected milliseconds, at most 2^53.", code="invalid_value", param="ts"
+        )
+    if header.mime and not header.mime.lower().startswith(_MIME_OF[header.k]):
         raise ClientError(
             f"`mime` is {header.mime[:80]!r}; expected {'… or '.join(_MIME_OF[header.k])}… for a {header.k}.",
             code="unsupported_media_type",

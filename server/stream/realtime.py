@@ -13,6 +13,7 @@ import msgspec
 from preprocess.errors import BeholderError, ClientError, ServiceError
 from preprocess.wire import Delta, Looked, TextPart
 from server.complaints import invalid, unsupported
+from server.stream.answering import is_media_error
 from server.stream.client_events import ClientEvent
 from server.stream.configuration import check_metadata
 from server.stream.conversation import Conversation, Item, PictureTerms, item_of, messages_of, new_id, picture
@@ -26,6 +27,7 @@ from server.stream.realtime_events import (
     Extras,
     ImageAppend,
     ItemCreate,
+    ItemInput,
     ItemNamed,
     RealtimeConfig,
     RealtimeEvent,
@@ -155,26 +157,45 @@ class RealtimeSession(Lifetime[Response]):
         given = None
         if params.input is not None:
             terms = picture_terms(extras, self.limits)
-            given = [item_of(item, f"response.input[{i}]", terms) for i, item in enumerate(params.input)]
-        check_brings_pictures(params.beholder, given, camera=bool(self.mailbox.waiting))
+            given = [self._given(item, f"response.input[{i}]", terms) for i, item in enumerate(params.input)]
+        check_brings_pictures(
+            params.beholder,
+            None if given is None else [item for item in given if item not in self._conversation],
+            camera=bool(self.mailbox.waiting),
+        )
+        in_conversation = params.conversation != "none"
+        if in_conversation:
+            self._conversation.check_room()
         frame = self._show_newest(extras) if given is None else None
         items = list(self._conversation) if given is None else given
-        if not items:
-            raise ClientError("The conversation is empty: create an item first.", code="conversation_empty")
         instructions = params.instructions if params.instructions is not None else self._config.instructions
+        if not items and not instructions:
+            raise ClientError(
+                "The conversation is empty: create an item first, or give instructions.", code="conversation_empty"
+            )
+        messages, whose = messages_of(items, instructions)
         self._active = response = Response(
             new_id("resp"),
             params,
             Item(new_id("item"), "assistant", [TextPart("")], "in_progress"),
             sampling.max_tokens or 0,
-            params.conversation != "none",
+            in_conversation,
             frame,
+            whose,
             now_s,
         )
-        self._actions.append(Start(response.id, messages_of(items, instructions), sampling))
+        self._actions.append(Start(response.id, messages, sampling))
         self._say("response.created", response=response.shown("in_progress"))
         left = [msgspec.to_builtins(limit) for limit in self._rates.shown_to_openai(now_s)]
         self._say("rate_limits.updated", rate_limits=left)
+
+    def _given(self, given: ItemInput, path: str, terms: PictureTerms) -> Item:
+        """An item of a response's `input`: a new one, or one of the conversation."""
+        if given.type != "item_reference":
+            return item_of(given, path, terms)
+        if given.role is not None or given.content is not None:
+            raise invalid(path, f"`{path}` refers to an item by its `id`, and has no `role` or `content`.")
+        return self._conversation.find(given.id or "", f"{path}.id")
 
     def _show_newest(self, extras: Extras) -> Frame | None:
         """The camera's newest picture becomes an item, unless there is none."""
@@ -203,7 +224,7 @@ class RealtimeSession(Lifetime[Response]):
         item = {**response.item.shown(), "content": []}
         self._say("response.output_item.added", response_id=response.id, output_index=0, item=item)
         if response.in_conversation:
-            previous = self._conversation.add(response.item)
+            previous = self._conversation.answer(response.item)
             self._say("conversation.item.added", previous_item_id=previous, item=item)
         self._say("response.content_part.added", **response.place, part={"type": "text", "text": ""})
 
@@ -219,9 +240,18 @@ class RealtimeSession(Lifetime[Response]):
     def on_failed(self, response_id: str, error: BeholderError, now_s: float) -> None:
         """A response cannot go on, or could not begin."""
         response = self._running(response_id)
-        if response is not None:
-            self._finish(response, Ending("failed", error=error), now_s)
-            self._advance(now_s)
+        if response is None:
+            return
+        reason: DropReason = "failed"
+        at_fault = response.whose.get(error.param or "") if is_media_error(error) else None
+        if at_fault is not None and at_fault in self._conversation:  # or else no later response could succeed
+            self._conversation.delete(at_fault.id)
+            self._say("conversation.item.deleted", item_id=at_fault.id)
+            error.message += f" The item {at_fault.id} was deleted."
+            if response.frame is not None and at_fault is list(response.whose.values())[-1]:
+                reason = "decode_error"
+        self._finish(response, Ending("failed", error=error, reason=reason), now_s)
+        self._advance(now_s)
 
     def on_looked(self, look_id: str, looked: Looked, now_s: float) -> None:
         """Nothing is compared here."""

@@ -30,7 +30,7 @@ class ItemContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A conversation item; only messages are served."""
+    """A conversation item; only messages are served, and in a response's input references to them."""
 
     type: str
     role: str | None = None
@@ -108,14 +108,13 @@ UNSERVED: Final = (
     "truncation",
 )
 HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
-    "audio": ({},),
     "include": ([],),
     "parallel_tool_calls": (True, False),  # there are no tools to call
     "tool_choice": ("auto", "none"),
     "tools": ([],),
     "truncation": ("auto", "disabled"),
 }
-"""Values of unserved fields that change nothing."""
+"""Values of unserved fields that change nothing, besides null and objects of nulls."""
 
 
 class RealtimeUpdate(ClientEvent, frozen=True, kw_only=True):

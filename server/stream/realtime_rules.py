@@ -78,5 +78,10 @@ def refuse_unserved(given: RealtimeConfig | ResponseParams, path: str) -> None:
         )
     for name in UNSERVED:
         value = getattr(given, name, None)
-        if value is not None and value not in HARMLESS.get(name, ()):
+        if not _asks_for_nothing(value) and value not in HARMLESS.get(name, ()):
             raise unsupported(f"{path}.{name}", f"`{path}.{name}` is not supported: leave it out.")
+
+
+def _asks_for_nothing(value: object) -> bool:
+    """Such as a turn detection of null."""
+    return value is None or (isinstance(value, dict) and all(map(_asks_for_nothing, value.values())))

@@ -18,7 +18,11 @@ _REASONS: Final = {"cancelled": "client_cancelled", "incomplete": "max_output_to
 
 @dataclass
 class Response:
-    """A response that runs, and what it has said. `item`: what it becomes in the conversation."""
+    """A response that runs, and what it has said.
+
+    `item`: what it becomes in the conversation. `frame`: the camera's picture that it was given. `whose`: the items
+    that it answers, by their places in the chat.
+    """
 
     id: str
     params: ResponseParams
@@ -26,6 +30,7 @@ class Response:
     max_output_tokens: int
     in_conversation: bool
     frame: Frame | None
+    whose: dict[str, Item]
     created_s: float
     started: bool = False
     has_spoken: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from preprocess.errors import ClientError
 from server.stream.gallery import Gallery
 from server.stream.mailbox import Frame, Mailbox
-from server.stream.media import Media
+from server.stream.media import MAX_ID, Media
 from server.stream.pace import Bucket, CaptureClock
 from server.stream.server_events import SessionLimits
 
@@ -96,7 +96,7 @@ class Reception:
                 code="too_many_images",
                 param="id",
             )
-        self._next_id = max(self._next_id, frame.id + 1)
+        self._next_id = max(self._next_id, _after(frame.id))
         self.gallery.pinned[frame.id] = frame
         return list(self.gallery.pinned)
 
@@ -106,7 +106,7 @@ class Reception:
 
     def _frame(self, media: Media, now_s: float) -> Frame:
         frame_id = self._next_id if media.id is None else media.id
-        self._next_id = frame_id + 1
+        self._next_id = _after(frame_id)
         return Frame(frame_id, media.payload, now_s, self._clock.captured_s(media.ts, now_s))
 
     def _line_up(self, frame: Frame) -> None:
@@ -125,3 +125,7 @@ class Reception:
             code="image_too_large",
             param="payload",
         )
+
+
+def _after(frame_id: int) -> int:
+    return frame_id + 1 if frame_id < MAX_ID else 0

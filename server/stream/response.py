@@ -47,6 +47,8 @@ class Response:
     created_s: float
     metadata: dict[str, str] | None
     return_token_ids: bool
+    is_context: bool
+    """Whether its frames are the context of the next response."""
     places: dict[str, Frame] = field(default_factory=dict)
     """Where in the chat each picture stands, as refusals name it."""
     num_prompt_tokens: int = 0

@@ -13,7 +13,7 @@ import msgspec
 from server.stream.client_events import CLIENT_EVENTS
 from server.stream.configuration import MAX_INTERVAL_MS, MAX_TEXT
 from server.stream.mailbox import DROP_REASONS
-from server.stream.media import Header
+from server.stream.media import MAX_ID, MAX_TS, Header
 from server.stream.server_events import SERVER_EVENTS
 from server.stream.settings_events import SessionPatch
 from server.stream.terms import MEDIA, TRIGGERS
@@ -37,7 +37,8 @@ _BOUNDS: Final[dict[tuple[str, str], dict[str, float]]] = {
     ("SessionPatch", "temperature"): {"minimum": 0, "maximum": 2},
     ("SessionResume", "last_seq"): {"minimum": 0},
     ("FeedbackCreate", "comment"): {"maxLength": 2000},
-    ("Header", "id"): {"minimum": 0, "maximum": (1 << 53) - 1},
+    ("Header", "id"): {"minimum": 0, "maximum": MAX_ID},
+    ("Header", "ts"): {"minimum": -MAX_TS, "maximum": MAX_TS},
 }
 _OPTIONAL: Final = {("TextDelta", "token_ids")}
 """Fields of server events that are absent when there is nothing to say."""

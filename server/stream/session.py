@@ -68,11 +68,13 @@ class Session(Triggered):
         return min(at_s for at_s in times if at_s is not None)
 
     def attach(self, now_s: float) -> None:
-        """A connection has come back."""
+        """A connection has come: the first one, another one after that was lost, or one that takes over."""
+        was_detached = self.state is State.DETACHED
         super().attach(now_s)
-        self._due_s = now_s
-        self._reference = b""
-        self._advance(now_s)
+        if was_detached:
+            self._due_s = now_s
+            self._reference = b""
+            self._advance(now_s)
 
     def drain(self, grace_s: float, now_s: float) -> None:
         """The server is about to end: finish what runs, start nothing."""
@@ -133,7 +135,7 @@ class Session(Triggered):
         if isinstance(event, SessionUpdate):
             self._on_update(event)
         elif isinstance(event, ResponseCreate):
-            self._on_ask(event.response, now_s)
+            self._on_ask(event.response, event.event_id, now_s)
         elif isinstance(event, ResponseCancel):
             self._cancel_asked(event.response_id, "response_not_active", now_s)
         elif isinstance(event, FeedbackCreate):
@@ -157,7 +159,7 @@ class Session(Triggered):
         self._due_s = self._heard_s
         self._put(SessionUpdated(session=self.settings))
 
-    def _on_ask(self, ask: Ask, now_s: float) -> None:
+    def _on_ask(self, ask: Ask, event_id: str | None, now_s: float) -> None:
         question = check_ask(ask, self._configuration, self.terms)
         if self._is_leaving:
             raise ServiceError("The session is closing and takes no more.", code="draining")
@@ -184,7 +186,7 @@ class Session(Triggered):
                 code="queue_full",
                 retry_after_s=1.0,
             )
-        self._asks.append(Asked(ask, question, now_s))
+        self._asks.append(Asked(ask, question, now_s, event_id))
         if self._active is not None and self.settings.preempt:
             self._cancel_active("cancelled", now_s)
 
@@ -208,9 +210,8 @@ class Session(Triggered):
 
     def _refuse_asks(self) -> None:
         while self._asks:
-            self._asks.popleft()
             error = ServiceError("The server is shutting down; ask another one.", code="draining")
-            self._put(self.refusal(error))
+            self._put(self.refusal(error, self._asks.popleft().event_id))
 
     # ---- statistics ------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ SESSION_SAMPLING: Final = SamplingFields.__struct_fields__
 
 
 class TriggerPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What starts responses. It is replaced as a whole."""
+    """What starts responses. With another `mode` than before, what is absent has its default."""
 
-    mode: str
-    interval_ms: float | None = None
-    change_threshold: float | None = None
+    mode: str | UnsetType | None = UNSET
+    interval_ms: float | UnsetType | None = UNSET
+    change_threshold: float | UnsetType | None = UNSET
 
 
 class SettingsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ MAX_FRAGMENTS: Final = 4096
 MAX_UNREAD_BYTES: Final = 1 << 20
 """What may wait to be written when a ping comes: each is answered, whether the client reads or not."""
 TOO_LARGE: Final = 1009
+_OF_CLIENTS: Final = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -66,5 +67,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def log_no_faults_of_clients() -> None:
-    """uvicorn writes a traceback for every message that is no UTF-8, as many as clients like to send."""
-    logging.getLogger("uvicorn.error").addFilter(lambda record: not record.getMessage().startswith("Invalid UTF-8"))
+    """uvicorn writes a traceback for every message that is no UTF-8, and an error for every handshake that is answered
+    with a refusal: as many as clients like to send.
+    """
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not record.getMessage().startswith(_OF_CLIENTS))

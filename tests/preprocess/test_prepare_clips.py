@@ -236,9 +236,10 @@ def test_long_clips_get_longer_segments(preparer: Preparer) -> None:
     assert len(answer.segments) == 64
     assert (answer.segments[0], answer.segments[-1][1]) == ((0, 112.5), 7200)
     assert sum(len(request.media) for request in (answer.request, *answer.further)) <= 256
-    error = refused(preparer, VideoPart(long), segmenting=Segmenting(4))
-    assert (error.code, error.param) == ("too_many_segments", "segment_s")
-    assert "113 s or more" in error.message
+    for seconds in (4, 0.0001, 1e-300):
+        error = refused(preparer, VideoPart(long), segmenting=Segmenting(seconds))
+        assert (error.code, error.param) == ("too_many_segments", "segment_s")
+        assert "113 s or more" in error.message
 
 
 def test_segments_are_for_one_clip(preparer: Preparer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import random
 import re
@@ -12,15 +13,17 @@ from itertools import pairwise
 
 import av
 import clips
+import numpy as np
 import pytest
 from clips import animation, clip, number_of, numbered, sound_only, with_display_matrix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import encode
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from preprocess import video_stream
 from preprocess.config import MediaLimits
+from preprocess.display_matrix import upright
 from preprocess.errors import ClientError
 from preprocess.video import open_clip
 
@@ -157,6 +160,26 @@ def test_a_clip_that_does_not_start_at_zero() -> None:
     assert_right(data, [0, 9])
 
 
+def test_nothing_of_a_clip_waits_for_the_collector_of_circles() -> None:
+    data = clip("mp4", 20)
+
+    def look() -> int:
+        opened = open_clip(data, LIMITS)
+        assert len(list(opened.frames([0, 9, 19]))) == 3
+        next(iter(opened.frames([5])))
+        with pytest.raises(ClientError):
+            open_clip(sound_only(), LIMITS)
+        return sum(str(type(found).__module__).startswith("av.") for found in gc.get_objects())
+
+    look()  # what is loaded at the first use stays
+    gc.collect()
+    gc.disable()
+    try:
+        assert look() == look()
+    finally:
+        gc.enable()
+
+
 # ---- turned and mirrored --------------------------------------------------------------------------------------------
 
 
@@ -182,6 +205,19 @@ def test_mirrored(matrix: tuple[int, int, int, int], undo: Image.Transpose | Non
     [(_, plain)] = open_clip(clip("mp4", 1), LIMITS).frames([0])
     [(_, turned)] = open_clip(with_display_matrix(clip("mp4", 1), matrix), LIMITS).frames([0])
     assert turned == (plain if undo is None else plain.transpose(undo))
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_camera_that_says_in_exif_how_it_was_held(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = orientation, "a camera"
+    picture, encoded = numbered(3), io.BytesIO()
+    picture.save(encoded, "JPEG", quality=95, exif=exif)
+    with av.open(io.BytesIO(encoded.getvalue()), format="mjpeg") as container:
+        [frame] = container.decode(video=0)
+    turned, plain = upright(frame), ImageOps.exif_transpose(Image.open(encoded))
+    assert turned.size == plain.size
+    assert np.abs(np.asarray(turned, int) - np.asarray(plain, int)).mean() < 2
 
 
 # ---- damaged --------------------------------------------------------------------------------------------------------

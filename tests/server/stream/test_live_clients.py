@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,11 +110,35 @@ def test_javascript_reports_a_refusal(serve: Any, execute: Run, pictures: list[s
     assert "the engine stopped" in done.stderr
 
 
+def test_javascript_says_what_is_wrong_and_ends(
+    server: Any, execute: Run, pictures: list[str], tmp_path: Path, service: Any
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        done = execute(server, *node(), *pictures, BEHOLDER_URL=nobody)
+    assert (done.returncode, done.stderr.strip()) == (1, f"no answer from {nobody}")
+    done = execute(server, *node(), str(tmp_path / "nowhere.jpg"))
+    assert done.returncode == 1
+    assert "no such file" in done.stderr
+    assert "at " not in done.stderr  # a line, and no trace
+    (tmp_path / "page.html").write_text("<h1>no picture</h1>")
+    done = execute(server, *node(), str(tmp_path / "page.html"), pictures[0])
+    assert done.returncode == 0
+    assert "cannot be read" in done.stderr
+    assert done.stdout.count(f"{TEXT}   [completed]") == 1
+
+
 SCRIPT = """
 import { live } from "%s";
 const sockets = [];
 const Real = WebSocket;
-globalThis.WebSocket = class extends Real { constructor(...given) { super(...given); sockets.push(this); } };
+globalThis.WebSocket = class extends Real {
+  constructor(url, protocols) {
+    super([1, 2].includes(sockets.length) ? process.env.NOBODY : url, protocols);
+    sockets.push(this);
+  }
+};
 const events = [];
 const until = async (what) => { while (!what()) await new Promise((resolve) => setTimeout(resolve, 5)); };
 const all = (type) => events.filter((event) => event.type === type);
@@ -121,7 +146,7 @@ const source = (async function* () {
   yield new Uint8Array([0xff, 0xd8, 1]);
   await until(() => all("response.output_text.delta").length);
   sockets[0].close(4000);  // not a code by which one leaves
-  await until(() => sockets.length > 1);
+  await until(() => sockets.length > 1);  // and nobody answers, twice
   yield new Uint8Array([0xff, 0xd8, 2]);
   await until(() => all("response.done").length > 1);
 })();
@@ -133,12 +158,35 @@ console.log(JSON.stringify(events));
 def test_javascript_resumes_a_lost_session(server: Any, execute: Run, service: Any, tmp_path: Path) -> None:
     service.held_after, service.num_held = 1, 1
     (tmp_path / "resume.mjs").write_text(SCRIPT % (CLIENTS / "live.mjs").as_uri())
-    done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        nobody = f"ws://127.0.0.1:{taken.getsockname()[1]}"
+        done = execute(server, *node()[:-1], str(tmp_path / "resume.mjs"), NOBODY=nobody)
     assert done.returncode == 0, done.stderr
     events = json.loads(done.stdout)
     assert [event["seq"] for event in events if event["seq"]] == list(range(1, len(events)))
     assert [event["status"] for event in events if event["type"] == "response.done"] == ["cancelled", "completed"]
     assert sum(event["type"] == "session.resumed" for event in events) == 1
+
+
+IDLE = """
+import { live } from "%s";
+const events = [];
+const until = async (what) => { while (!what()) await new Promise((resolve) => setTimeout(resolve, 5)); };
+const source = (async function* () {
+  yield new Uint8Array([0xff, 0xd8, 1]);
+  await until(() => events.some((event) => event.error?.code === "idle_timeout"));
+  yield new Uint8Array([0xff, 0xd8, 2]);
+  await until(() => events.filter((event) => event.type === "response.done").length > 1);
+})();
+await live({ url: process.env.BEHOLDER_URL, source, onEvent: (event) => events.push(event) });
+"""
+
+
+def test_javascript_begins_another_session_after_a_long_silence(serve: Any, execute: Run, tmp_path: Path) -> None:
+    (tmp_path / "idle.mjs").write_text(IDLE % (CLIENTS / "live.mjs").as_uri())
+    done = execute(serve(stream_idle_timeout_s=1), *node()[:-1], str(tmp_path / "idle.mjs"))
+    assert done.returncode == 0, done.stderr
 
 
 def ask_by_shell(
@@ -174,6 +222,15 @@ def test_shell_questions_may_hold_quotes(server: Any, execute: Run, pictures: li
     done = ask_by_shell(execute, server, pictures[0], question, str(command))
     assert done.stdout.strip() == TEXT, done.stdout + done.stderr
     assert question in [getattr(part, "text", None) for part in service.last[0][0].content]
+
+
+def test_shell_answers_are_text_and_not_json(server: Any, execute: Run, pictures: list[str], service: Any) -> None:
+    command = Path(sys.executable).with_name("websockets")
+    if not command.exists():
+        pytest.skip("no websockets here")
+    service.words = ('A "red"\nsquare', " \\ a line.")
+    done = ask_by_shell(execute, server, pictures[0], "What?", str(command))
+    assert done.stdout.strip() == 'A "red" square \\ a line.'
 
 
 def test_shell_names_the_programs_it_lacks(server: Any, execute: Run, pictures: list[str], tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from websockets.exceptions import InvalidStatus
 
-from preprocess.errors import ServiceError
-from preprocess.wire import ImagePart, TextPart
+from preprocess.errors import ClientError, ServiceError
+from preprocess.wire import ImagePart, Message, TextPart
+from server.stream.conversation import MAX_ITEMS
 
 TEXT = "A small red square on white."
 PICTURE = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8 a picture").decode()
@@ -198,6 +199,82 @@ def test_pictures_are_taken_as_the_session_says_and_a_response_may_say_otherwise
     run(story())
 
 
+@pytest.mark.parametrize("camera", [False, True])
+def test_a_picture_that_cannot_be_decoded_leaves_the_conversation(
+    server: Any, run: Any, service: Any, camera: bool
+) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            await connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
+            for text in ("One.", "Two."):  # a turn of two items
+                await connection.conversation.item.create(item=user({"type": "input_text", "text": text}))  # type: ignore[arg-type]
+            if camera:
+                await connection.send({"type": "input_image_buffer.append", "image": PICTURE})  # type: ignore[arg-type]
+            else:
+                await connection.conversation.item.create(item=ASKED)  # type: ignore[arg-type]
+            place = f"messages[1].content[{2 if camera else 3}]"
+            service.refusal = ClientError("It is no picture.", code="image_undecodable", param=place)
+            await connection.response.create()
+            events: list[Any] = []
+            done = (await until(connection, "response.done", events)).response
+            bad = [event.item.id for event in events if event.type == "conversation.item.done"][-1]
+            assert [event.item_id for event in events if event.type == "conversation.item.deleted"] == [bad]
+            assert done.status_details.error.code == "image_undecodable"
+            service.refusal = None
+            await connection.response.create()
+            assert (await until(connection, "response.done")).response.status == "completed"
+            assert service.last[0][1].content == [TextPart("One."), TextPart("Two.")]
+            mailbox = next(iter(server.hub.sessions.values())).session.mailbox
+            assert mailbox.dropped["decode_error"] == camera
+
+    run(story())
+
+
+def test_a_response_may_be_about_its_instructions_alone_or_about_items_by_their_ids(
+    server: Any, run: Any, service: Any
+) -> None:
+    async def story() -> None:
+        async with openai(server).realtime.connect(model="tiny") as connection:
+            await connection.session.update(
+                session={"type": "realtime", "audio": {"input": {"turn_detection": None}}, "instructions": "Greet."}
+            )
+            assert (await until(connection, "session.updated")).session.instructions == "Greet."
+            await connection.response.create()
+            await until(connection, "response.done")
+            assert service.last[0] == [Message("system", [TextPart("Greet.")])]
+            for name in ("a", "b"):
+                item = user({"type": "input_text", "text": name})
+                await connection.conversation.item.create(item={**item, "id": name})  # type: ignore[typeddict-item]
+            asked = [{"type": "item_reference", "id": "b"}, user({"type": "input_text", "text": "And this?"})]
+            await connection.response.create(
+                response={"conversation": "none", "input": asked}  # type: ignore[typeddict-item]
+            )
+            await until(connection, "response.done")
+            assert service.last[0][1].content == [TextPart("b"), TextPart("And this?")]
+            await connection.response.create(response={"conversation": "none", "input": []})
+            await until(connection, "response.done")
+            assert service.last[0] == [Message("system", [TextPart("Greet.")])]
+
+    run(story())
+
+
+def test_a_full_conversation_is_told_before_a_response_begins(serve: Any, run: Any) -> None:
+    async def story() -> None:
+        async with await serve(stream_max_messages_per_s=1000).connect(
+            "/v1/realtime", subprotocols=["realtime"]
+        ) as client:
+            for i in range(MAX_ITEMS):
+                item = user({"type": "input_text", "text": "x"}) | {"id": f"i{i}"}
+                await client.say("conversation.item.create", item=item)
+            await client.say("response.create")
+            assert (await client.until("error"))["error"]["code"] == "conversation_full"
+            await client.say("conversation.item.delete", item_id="i7")
+            await client.say("response.create")
+            assert (await client.until("response.done"))["response"]["status"] == "completed"
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("event", "code", "param"),
     [
@@ -226,7 +303,11 @@ def test_pictures_are_taken_as_the_session_says_and_a_response_may_say_otherwise
         ({"type": "session.updated"}, "unknown_event", "type"),
         ({"type": "session.update", "session": {"voice": "x"}}, "unknown_parameter", "session.voice"),
         ({"type": "session.update", "session": {"tools": [{}]}}, "unsupported_parameter", "session.tools"),
-        ({"type": "session.update", "session": {"audio": {"output": {}}}}, "unsupported_parameter", "session.audio"),
+        (
+            {"type": "session.update", "session": {"audio": {"output": {"voice": "x"}}}},
+            "unsupported_parameter",
+            "session.audio",
+        ),
         (
             {"type": "session.update", "session": {"output_modalities": ["audio"]}},
             "unsupported_parameter",
@@ -239,6 +320,22 @@ def test_pictures_are_taken_as_the_session_says_and_a_response_may_say_otherwise
             "session.beholder.temperature",
         ),
         ({"type": "response.create"}, "conversation_empty", None),
+        ({"type": "response.create", "response": {"input": []}}, "conversation_empty", None),
+        (
+            {"type": "response.create", "response": {"input": [{"type": "item_reference", "id": "x"}]}},
+            "item_not_found",
+            "response.input[0].id",
+        ),
+        (
+            {"type": "response.create", "response": {"input": [{"type": "item_reference", "id": "x", "role": "user"}]}},
+            "invalid_value",
+            "response.input[0]",
+        ),
+        (
+            {"type": "conversation.item.create", "previous_item_id": "x", "item": ASKED},
+            "item_not_found",
+            "previous_item_id",
+        ),
         ({"type": "conversation.item.delete", "item_id": "x"}, "item_not_found", "item_id"),
         (
             {"type": "conversation.item.create", "item": {"type": "function_call"}},

@@ -50,6 +50,24 @@ def test_an_update_changes_what_it_names_and_null_is_the_default_again(driven: D
     assert (session["temperature"], session["trigger"]["mode"]) == (None, "manual")
 
 
+def test_an_update_changes_one_field_of_the_trigger_and_another_mode_begins_with_its_defaults(driven: Driven) -> None:
+    def trigger(**fields: object) -> tuple[object, ...]:
+        driven.update(trigger=fields)
+        return tuple(driven.of("session.updated")[-1]["session"]["trigger"].values())
+
+    assert trigger(mode="on_change", interval_ms=300) == ("on_change", 300, 4)
+    assert trigger(change_threshold=9) == ("on_change", 300, 9)
+    assert trigger(mode="on_change") == ("on_change", 300, 9)
+    assert trigger(interval_ms=None) == ("on_change", 0, 9)
+    assert trigger() == ("on_change", 0, 9)
+    assert trigger(mode="interval") == ("interval", 1000, 4)
+    assert trigger(interval_ms=20) == ("interval", 20, 4)
+    assert trigger(mode="continuous") == ("continuous", 0, 4)
+    assert trigger(mode=None) == ("manual", 0, 4)
+    driven.update(trigger={"interval_ms": 5})
+    assert "has no meaning with the trigger manual" in driven.error["message"]
+
+
 @pytest.mark.parametrize(
     ("session", "param"),
     [
@@ -320,6 +338,39 @@ def test_context_grows_to_twice_its_size_before_it_is_cut(driven: Driven) -> Non
     assert sizes == [1, 2, 3, 4, 2, 3, 4, 2]
 
 
+def test_a_frame_that_got_no_answer_is_no_context(driven: Driven) -> None:
+    driven.update(context_frames=2, trigger={"mode": "interval", "interval_ms": 10}, preempt=True)
+    for number in range(3):  # each ends the one before, which has not begun
+        driven.now += 0.1
+        driven.frame(b"\xff\xd8%d" % number)
+        assert driven.shown() == [b"\xff\xd8%d" % number]
+    assert driven.dropped == {"cancelled": 2}
+    driven.deltas("x")
+    driven.now += 0.1
+    driven.frame(b"\xff\xd83")
+    driven.fail(ServiceError("Busy.", code="busy"))
+    driven.wait(1)
+    driven.frame(b"\xff\xd84")
+    assert driven.shown() == [b"\xff\xd82", b"\xff\xd84"]
+    driven.deltas("x", end=None)
+    driven.say("response.create")  # the same frame again
+    driven.deltas("x")
+    driven.say("response.create", response={"frame_ids": [5, 3]})  # chosen frames are no context of others
+    driven.deltas("x")
+    driven.now += 0.1
+    driven.frame(b"\xff\xd85")
+    assert driven.shown() == [b"\xff\xd82", b"\xff\xd84", b"\xff\xd85"]
+
+
+def test_only_the_frame_at_fault_is_no_picture(driven: Driven) -> None:
+    driven.frame(b"\xff\xd8 plan", k="image", id=7)
+    driven.frame(b"\xff\xd8 now")
+    driven.say("response.create")
+    driven.fail(ClientError("The picture is damaged", code="image_undecodable", param="messages[0].content[1]"))
+    assert driven.of("response.done")[-1]["error"]["param"] == "frame 7"
+    assert driven.dropped == {"failed": 1}
+
+
 def test_pinned_pictures_are_in_every_prompt_until_taken_out(driven: Driven) -> None:
     driven.frame(b"\xff\xd8 plan", k="image", id=7)
     assert driven.of("session.updated")[-1]["session"]["pinned_ids"] == [7]
@@ -352,6 +403,7 @@ def test_pinned_pictures_are_in_every_prompt_until_taken_out(driven: Driven) -> 
         (b'\x00\x07{"q":1}x', "unknown_parameter"),
         (b'\x00\x0e{"mime":"a/b"}x', "unsupported_media_type"),
         (b'\x00\x09{"id":-1}x', "invalid_value"),
+        (b'\x00\x0b{"ts":1e18}x', "invalid_value"),
         (b"\x00\x02{}", "image_empty"),
         (b"\x00\x00\xff\xd8", "invalid_json"),
         (b'\x00\x0d{"last":true}\xff\xd8', "invalid_value"),
@@ -374,6 +426,14 @@ def test_a_bad_frame_is_told_counted_and_no_context(driven: Driven) -> None:
     assert driven.dropped == {"decode_error": 1}
     driven.frame(b"\xff\xd8 good")  # at once: the next frame is not at fault
     assert driven.shown() == [b"\xff\xd8 good"]
+
+
+def test_ids_go_on_from_the_largest_with_0(driven: Driven) -> None:
+    driven.update(trigger={"mode": "continuous"})
+    driven.frame(id=(1 << 53) - 1, mime="Image/JPEG")
+    driven.deltas("x")
+    driven.frame()
+    assert [created["frame_ids"] for created in driven.of("response.created")] == [[(1 << 53) - 1], [0]]
 
 
 def test_frames_above_the_rate_are_dropped_and_counted(driven: Driven) -> None:
@@ -486,6 +546,16 @@ def test_silence_closes_with_4408_and_a_ping_prevents_it(driven: Driven) -> None
     assert driven.error["code"] == "idle_timeout"
 
 
+def test_a_connection_that_takes_over_is_a_sign_of_life(driven: Driven) -> None:
+    limit = driven.session.limits.idle_timeout_s
+    driven.wait(limit - 1)
+    driven.session.attach(driven.now)  # and the old connection was not known to be lost
+    driven.wait(limit - 1)
+    assert driven.session.state is State.CONNECTED
+    driven.wait(1)
+    assert driven.session.state is State.CLOSED
+
+
 def test_a_session_says_that_it_ends_then_closes_with_4410() -> None:
     driven = Driven(stream_max_session_s=100)
     driven.wait(41)
@@ -534,11 +604,11 @@ def test_closing_finishes_what_was_asked_for(driven: Driven) -> None:
 def test_draining_finishes_what_runs_and_starts_nothing(driven: Driven) -> None:
     driven.update(trigger={"mode": "continuous"})
     driven.frame()
-    driven.say("response.create")
+    driven.say("response.create", event_id="q")
     driven.session.drain(5.0, driven.now)
     driven.take()
     assert driven.of("session.going_away")[0]["reason"] == "draining"
-    assert driven.error["code"] == "draining"
+    assert (driven.error["code"], driven.error["event_id"]) == ("draining", "q")
     driven.frame()
     driven.deltas("last words")
     assert driven.of("response.done")[-1]["text"] == "last words"

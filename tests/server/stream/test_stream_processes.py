@@ -22,7 +22,8 @@ from PIL import Image
 from serving import ENDLESS, PATIENCE_S, Served
 from streaming import Camera, framed, picture
 from tiny_models import FAMILIES
-from websockets.exceptions import ConnectionClosed
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,24 @@ def test_max_pixels_makes_another_picture_of_a_frame(served: Served) -> None:
         assert cached[2] < cached[3]
 
     run(story())
+
+
+def test_what_clients_do_wrong_is_not_written_down_as_a_fault(served: Served) -> None:
+    async def story() -> None:
+        address = served.url.replace("http", "ws")
+        for path in ("/v1/stream", "/v1/realtime?model=other"):
+            with pytest.raises(InvalidStatus):
+                await connect(address + path)
+        camera = await Camera(served.url).open()
+        assert camera.socket is not None
+        await camera.socket.send(b"\xff\xfe", text=True)
+        await camera.socket.wait_closed()
+        assert camera.socket.close_code == 1007
+
+    before = served.text().count("ERROR")
+    run(story())
+    served.client.get("/v1/models")  # what the server had to write it has written
+    assert served.text().count("ERROR") == before
 
 
 def test_a_still_scene_costs_no_engine_work(tiny_model: Path) -> None:

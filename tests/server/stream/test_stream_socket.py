@@ -74,6 +74,25 @@ def test_another_subprotocol_is_refused_naming_ours(server: Any, run: Any, offer
     run(story())
 
 
+@pytest.mark.parametrize("path", ["/v1/stream", "/v1/realtime?model=tiny"])
+def test_a_request_that_is_no_websocket_is_told_so(server: Any, path: str) -> None:
+    answer = httpx.get(server.url + path)
+    assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
+    assert "is a WebSocket" in answer.json()["error"]["message"]
+    assert httpx.post(server.url + path).status_code == 405
+
+
+def test_a_websocket_that_does_not_exist_is_not_found(server: Any, run: Any) -> None:
+    async def story() -> None:
+        for path in ("/v1/streams", "/v1/stream/", "/v1/captions"):
+            with pytest.raises(InvalidStatus) as refused:
+                await server.connect(path)
+            assert refused.value.response.status_code == 404
+            assert f"no WebSocket {path} here" in refused.value.response.body.decode()
+
+    run(story())
+
+
 def test_another_origin_and_a_strange_host_do_not_get_in(server: Any, run: Any) -> None:
     async def story() -> None:
         for headers in ({"origin": "https://evil.example"}, {"origin": "null"}):
