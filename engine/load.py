@@ -103,8 +103,8 @@ def load_runner(config: EngineConfig) -> Runner:
     if device.type == "cpu":
         languages = {name: family.language for name, family in FAMILIES.items()}
         drafter = load_drafter(config, model, checkpoint, languages, is_native=not reason)
-        if drafter is not None and drafter.reads_layers:
-            reason = reason or "a head reads what the layers make"
+        if drafter is not None:
+            reason = reason or drafter.why_not_native
 
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
@@ -139,7 +139,8 @@ def load_runner(config: EngineConfig) -> Runner:
     if reason:
         runner.kernel = f"torch: {reason}"
     if drafter is not None:
-        runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype)))
+        native = runner.native if isinstance(runner, CpuRunner) else None
+        runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype), native))
     return runner
 
 

@@ -10,8 +10,10 @@ from typing import Final
 import torch
 
 from engine.config import EngineConfig
+from engine.cpu.head import NativeHead
+from engine.cpu.native import NativeModel, why_not_head
 from engine.models.decoder import Decoder
-from engine.models.eagle3 import Eagle3, Eagle3Config, num_weights
+from engine.models.eagle3 import Eagle3, Eagle3Config, num_late_weights, num_weights
 from engine.models.llama import llama_config
 from engine.models.qwen import qwen_text_config
 from engine.speculation.drafter import Drafter
@@ -33,12 +35,13 @@ class Loaded:
 
     Attributes:
         token_bytes: What the drafter keeps of a token.
-        reads_layers: Whether it must be told what the model's layers make.
+        why_not_native: Why steps of the model cannot be native calls beside it, in a few words; empty: they can.
+        on: Makes it on the model's slots, and in native calls where the model's steps are.
     """
 
     token_bytes: int
-    reads_layers: bool
-    on: Callable[[Pools], Drafter]
+    why_not_native: str
+    on: Callable[[Pools, NativeModel | None], Drafter]
 
 
 def load_drafter(
@@ -56,8 +59,8 @@ def load_drafter(
         target: The loaded model.
         checkpoint: What it was loaded from: type and device are the same for the drafter.
         languages: Language models by `model_type`, in folders of vision models.
-        is_native: Steps of the model are native calls, which tell nothing of the layers and are several times as fast
-            as torch: then a head guesses only where somebody asks for it.
+        is_native: Steps of the model are native calls, beside which a head brings little (docs/performance.md): there
+            it guesses only where somebody asks for it.
 
     Raises:
         ModelError: The drafter does not fit the model, or an option names one that would never be asked.
@@ -106,8 +109,8 @@ def _draft_model(
     cost = num_weights(model.config) / num_weights(target.config)
     return Loaded(
         entry_bytes(model.config, beside.dtype),
-        False,
-        lambda pools: DraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost),
+        "",
+        lambda pools, _: DraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost),
     )
 
 
@@ -152,4 +155,11 @@ def _head(folder: Path, target: Decoder, beside: Checkpoint) -> Loaded:
         model = Eagle3(checkpoint, config)
     checkpoint.finish()
     cost = num_weights(config) / num_weights(target.config)
-    return Loaded(head_entry_bytes(config, beside.dtype), True, lambda pools: Head(model, target, pools, cost=cost))
+
+    def on(pools: Pools, native: NativeModel | None) -> Drafter:
+        if native is None:
+            return Head(model, target, pools, cost=cost)
+        late_cost = num_late_weights(config) / num_weights(target.config)
+        return NativeHead(model, target, native, pools, cost=cost, late_cost=late_cost)
+
+    return Loaded(head_entry_bytes(config, beside.dtype), why_not_head(config), on)

@@ -18,7 +18,7 @@ from engine.batch import PictureEncoding, Row, RowSampling, SampledToken, Vision
 from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
 from engine.speculation.drafter import Drafter
-from engine.speculation.torch_drafters import Head
+from engine.speculation.torch_drafters import Told
 from engine.speculation.tree import offsets
 from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
@@ -80,7 +80,7 @@ class TorchRunner:
         self.max_rows = max_rows
         self.max_drafts = MAX_DRAFTS if device.type == "cpu" else 0  # GPU steps have no graph for drafts yet
         self.drafter: Drafter | None = None
-        self._head: Head | None = None
+        self._told: Told | None = None
         self.takes_trees = self.max_drafts > 0
         self.vocab_size = config.vocab_size
         self.dtype = dtype
@@ -100,7 +100,7 @@ class TorchRunner:
     def guess_with(self, drafter: Drafter) -> None:
         """Let a draft model or head guess, that shares this runner's slots. Call before the first step."""
         self.drafter = drafter
-        self._head = drafter if isinstance(drafter, Head) else None
+        self._told = drafter.told
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -180,10 +180,10 @@ class TorchRunner:
         at_positions = torch.tensor(positions, device=self.device)
         plan = self.attention.plan(segments, at_positions)
         rotary = self._rotary(laid_out, at_positions)
-        features = None if self._head is None else dict.fromkeys(self._head.layers, hidden)
+        features = None if self._told is None else dict.fromkeys(self._told.layers, hidden)
         hidden = self.model.forward(hidden, rotary, plan, self._deepstack(pictures), features)
-        if self._head is not None and features is not None:
-            self._head.remember(plan.write_slots, features, seen)
+        if self._told is not None and features is not None:
+            self._told.remember(plan.write_slots, features, seen)
         ends = [
             token
             for index, row in enumerate(rows)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from array import array
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
+from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of what step.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
@@ -90,11 +93,14 @@ class Step(ctypes.Structure):
         ("ends", _P),
         ("logits", _P),
         ("workspace", _P),
+        ("told", _P),
+        ("features", _P),
         ("num_slots", _I64),
         ("table_width", _I64),
         ("num_rows", _I32),
         ("num_tokens", _I32),
         ("num_ends", _I32),
+        ("num_told", _I32),
     )
 
 
@@ -116,6 +122,10 @@ def library() -> ctypes.CDLL | None:
     loaded.beholder_workspace.restype = _I64
     loaded.beholder_step.argtypes = (_P, _P, _I32, _I32, _I32)
     loaded.beholder_step.restype = None
+    loaded.beholder_draft_workspace.argtypes = (_P, _I32)
+    loaded.beholder_draft_workspace.restype = _I64
+    loaded.beholder_draft.argtypes = (_P, _P, _I32)
+    loaded.beholder_draft.restype = None
     loaded.beholder_best.argtypes = (_P, _P, _I32, _I32, _P, _I32, _P, _I32)
     loaded.beholder_best.restype = None
     return loaded
@@ -135,6 +145,13 @@ def why_not(config: DecoderConfig, dtype: torch.dtype) -> str:
     return "" if loaded.beholder_is_supported() else "native needs a processor that has AVX-512 with VNNI and BF16"
 
 
+def why_not_head(config: Eagle3Config) -> str:
+    """Why a head is not computed by the library beside such a model's steps, in a few words; empty where it is."""
+    if config.head_dim > MAX_HEAD_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
+        return "the draft head's heads are larger than native takes"
+    return ""
+
+
 def is_beside_torch() -> bool:
     """Whether torch computes long chunks here (AMX), so that weights are held in both layouts."""
     loaded = library()
@@ -152,6 +169,64 @@ def copied_bytes(decoder: Decoder) -> int:
     return sum(linear.outputs * linear.inputs * linear.weights()[0].itemsize for linear in products)
 
 
+class Weights:
+    """Weights in the library's layout, kept as long as this object lives.
+
+    Args:
+        takes: Whether they are taken out of the layers they come from, which cannot run afterwards.
+    """
+
+    def __init__(self, *, takes: bool) -> None:
+        self._takes = takes
+        self._kept: list[Any] = []
+
+    def products(self, linear: Linear, *sizes: int) -> list[Matrix]:
+        """A layer whose outputs are `sizes` products side by side, each by itself; without sizes it is one."""
+        weight, scales, bias = linear.take() if self._takes else linear.weights()
+        ends = np.cumsum(sizes or [len(weight)]).tolist()
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes or ends, strict=True)]
+        return [
+            self._matrix(weight[part], None if scales is None else scales[part], None if bias is None else bias[part])
+            for part in parts
+        ]
+
+    def product(self, linear: Linear) -> Matrix:
+        """A layer."""
+        return self.products(linear)[0]
+
+    def gated(self, linear: Linear) -> Matrix:
+        """A layer whose first half of outputs are gates, which come to stand beside what they let through."""
+        weight, scales, bias = linear.take() if self._takes else linear.weights()
+        parts = [None if part is None else _interleave(part) for part in (weight, scales, bias)]
+        assert parts[0] is not None
+        return self._matrix(parts[0], parts[1], parts[2])
+
+    def vector(self, values: torch.Tensor) -> int:
+        """The address of float32 (padded,)."""
+        return self.keep(F.pad(values.float(), (0, padded(len(values)) - len(values))))
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        """The address of a tensor's values."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def array(self, structs: ctypes.Array[Any]) -> int:
+        """The address of structs."""
+        self._kept.append(structs)
+        return ctypes.addressof(structs)
+
+    def _matrix(self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None) -> Matrix:
+        outputs, inputs = weight.shape
+        return Matrix(
+            weights=self.keep(lay_out(weight)),
+            scales=self.vector(torch.ones(outputs) if scales is None else scales),
+            bias=self.vector(torch.zeros(outputs) if bias is None else bias),
+            inputs=padded(inputs),
+            outputs=outputs,
+            is_int8=weight.dtype is torch.int8,
+        )
+
+
 class NativeModel:
     """A decoder's weights in the library's layout. Unless `keep`, they are taken out of the decoder, which cannot run
     afterwards.
@@ -162,14 +237,12 @@ class NativeModel:
 
     def __init__(self, decoder: Decoder, *, keep: bool) -> None:
         config = decoder.config
-        self._keep_weights = keep
-        self._kept: list[Any] = []  # whatever `model` points to
+        self._weights = Weights(takes=not keep)
         layers = (Layer * config.num_layers)(*(self._layer(layer) for layer in decoder.layers))
-        self._kept.append(layers)
         self.model = Model(
-            layers=ctypes.addressof(layers),
-            norm=self._vector(decoder.norm.weight),
-            head=self._matrix(decoder.head),
+            layers=self._weights.array(layers),
+            norm=self._weights.vector(decoder.norm.weight),
+            head=self._weights.product(decoder.head),
             num_layers=config.num_layers,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -181,42 +254,21 @@ class NativeModel:
 
     def _layer(self, layer: DecoderLayer) -> Layer:
         assert isinstance(layer.mlp, GatedMLP)
-        norm = layer.qk_norm
+        norm, weights = layer.qk_norm, self._weights
         return Layer(
-            attention_norm=self._vector(layer.attention_norm.weight),
-            qk_norm=None if norm is None else self._keep(norm.weight.float().contiguous()),
-            mlp_norm=self._vector(layer.mlp_norm.weight),
-            qkv=self._matrix(layer.qkv),
-            out=self._matrix(layer.out),
-            gate_up=self._matrix(layer.mlp.gate_up, is_gated=True),
-            down=self._matrix(layer.mlp.down),
+            attention_norm=weights.vector(layer.attention_norm.weight),
+            qk_norm=None if norm is None else weights.keep(norm.weight.float().contiguous()),
+            mlp_norm=weights.vector(layer.mlp_norm.weight),
+            qkv=weights.product(layer.qkv),
+            out=weights.product(layer.out),
+            gate_up=weights.gated(layer.mlp.gate_up),
+            down=weights.product(layer.mlp.down),
         )
 
-    def _matrix(self, linear: Linear, *, is_gated: bool = False) -> Matrix:
-        """`is_gated`: the first half of the outputs are gates, which come to stand beside what they let through."""
-        weight, scales, bias = linear.weights() if self._keep_weights else linear.take()
-        outputs, inputs = weight.shape
-        scales = torch.ones(outputs) if scales is None else scales.float()
-        bias = torch.zeros(outputs) if bias is None else bias.float()
-        if is_gated:
-            weight, scales, bias = (_interleave(part) for part in (weight, scales, bias))
-            outputs = len(weight)
-        return Matrix(
-            weights=self._keep(lay_out(weight)),
-            scales=self._vector(scales),
-            bias=self._vector(bias),
-            inputs=padded(inputs),
-            outputs=outputs,
-            is_int8=weight.dtype is torch.int8,
-        )
 
-    def _vector(self, values: torch.Tensor) -> int:
-        """The address of float32 (padded,)."""
-        return self._keep(F.pad(values.float(), (0, padded(len(values)) - len(values))))
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+def address(values: array[int]) -> int:
+    """Where an array's values lie, as long as it lives and keeps its length."""
+    return values.buffer_info()[0]
 
 
 def padded(count: int) -> int:

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from engine.batch import Row, SampledToken, TokenMask
-from engine.cpu.native import NativeModel, Step, is_beside_torch, library
+from engine.cpu.native import NativeModel, Step, address, is_beside_torch, library
 from engine.models.decoder import Decoder
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.sampling import plainly_greedy, sample
+from engine.speculation.drafter import Drafter
 from engine.speculation.tree import hidden, offsets
 from preprocess.blocks.rope import MRope
 
@@ -64,7 +65,7 @@ class CpuRunner(TorchRunner):
         self.kernel = "native"
         self._library = loaded
         self.chunks_by_torch = is_beside_torch()
-        self._native = NativeModel(model, keep=self.chunks_by_torch)
+        self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._num_reserved = 0
@@ -74,9 +75,17 @@ class CpuRunner(TorchRunner):
             num_slots=num_slots,
             table_width=max_positions,
         )
-        self._model_at, self._step_at = ctypes.addressof(self._native.model), ctypes.addressof(self._step)
+        self._model_at, self._step_at = ctypes.addressof(self.native.model), ctypes.addressof(self._step)
         table = model.embedding.table
         self._table_at, self._table_stride = table.data_ptr(), table.stride(0) * table.itemsize
+
+    def guess_with(self, drafter: Drafter) -> None:
+        """See `TorchRunner.guess_with`."""
+        super().guess_with(drafter)
+        if (told := drafter.told) is not None:
+            self._told_layers = array("i", told.layers)
+            self._step.told, self._step.num_told = address(self._told_layers), len(told.layers)
+            self._step.features = told.features.data_ptr()
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
@@ -126,12 +135,12 @@ class CpuRunner(TorchRunner):
         ids = array("q", bytes(8 * len(indices)))
         self._library.beholder_best(
             logits.data_ptr(),
-            _address(chosen),
+            address(chosen),
             len(indices),
             self.vocab_size,
             None if masks is None else masks.ctypes.data,
             0 if masks is None else masks.shape[1],
-            _address(ids),
+            address(ids),
             self.threads,
         )
         return [SampledToken(token_id) for token_id in ids]
@@ -156,10 +165,10 @@ class CpuRunner(TorchRunner):
         logits = torch.empty((len(ends), self.vocab_size))
 
         step = self._step
-        step.rows, step.num_rows = _address(table), len(rows)
-        step.embeddings, step.taps, step.num_tokens = _address(addresses), _address(taps), num_tokens
-        step.rotation, step.rotation_rows = rotation.data_ptr(), _address(rotation_rows)
-        step.ends, step.num_ends, step.logits = _address(ends), len(ends), logits.data_ptr()
+        step.rows, step.num_rows = address(table), len(rows)
+        step.embeddings, step.taps, step.num_tokens = address(addresses), address(taps), num_tokens
+        step.rotation, step.rotation_rows = rotation.data_ptr(), address(rotation_rows)
+        step.ends, step.num_ends, step.logits = address(ends), len(ends), logits.data_ptr()
         self._reserve(num_tokens)
         num_layers = self.model.config.num_layers
         at_once = num_layers if num_tokens <= MOST_AT_ONCE else 1
@@ -216,6 +225,11 @@ class CpuRunner(TorchRunner):
                 begin = part.embeddings.data_ptr() + part.first * size
                 addresses[at : at + part.count] = array("Q", [begin + index * size for index in range(part.count)])
                 taps[at : at + part.count] = array("i", [self.encoder.num_taps]) * part.count
+                if self._told is not None:
+                    start = row.start + part.start
+                    seen = part.embeddings.view(len(part.embeddings), -1)[part.first : part.first + part.count]
+                    slots = self.slot_table[row.table_row, start : start + part.count].long()
+                    self._told.seen.index_copy_(0, slots, seen[:, : self._told.seen.shape[1]])
             first += len(own)
         return addresses, taps
 
@@ -238,7 +252,3 @@ class CpuRunner(TorchRunner):
         self._workspace = torch.empty(size + 64, dtype=torch.uint8)
         self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
         self._num_reserved = num_tokens
-
-
-def _address(values: array[int]) -> int:
-    return values.buffer_info()[0]

@@ -39,7 +39,7 @@
 
 namespace {
 
-constexpr int VERSION = 2;     // of what native.py is told of this file
+constexpr int VERSION = 3;     // of what native.py is told of this file
 constexpr int GROUP = 128;     // outputs whose weights stand together
 constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
@@ -97,8 +97,10 @@ struct Step {
     const int32_t* ends;                // tokens whose logits are wanted
     float* logits;                      // (num_ends, vocab)
     char* workspace;
+    const int32_t* told;                // after so many layers, hidden states are told to a draft head
+    uint16_t* features;                 // bfloat16 (num_slots, num_told * hidden): there, by slot
     int64_t num_slots, table_width;
-    int32_t num_rows, num_tokens, num_ends;
+    int32_t num_rows, num_tokens, num_ends, num_told;
 };
 
 int padded(int count) { return (count + HALF - 1) / HALF * HALF; }
@@ -814,6 +816,20 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
     });
 }
 
+// What `layers` layers have made of all tokens, to whoever wants to know it.
+void tell(const Crew& crew, const Model& model, const Step& step, const Work& work, int layers) {
+    for (int which = 0; which < step.num_told; which++) {
+        if (step.told[which] != layers) continue;
+        crew.run(step.num_rows, [&](int item) {
+            const Row& row = step.rows[item];
+            const int32_t* slots = step.slot_table + row.table_row * step.table_width + row.start;
+            for (int t = 0; t < row.length; t++)
+                store_bf16(step.features + (size_t(slots[t]) * step.num_told + which) * model.hidden,
+                           work.x + size_t(row.first + t) * padded(model.hidden), model.hidden);
+        });
+    }
+}
+
 void run_head(const Crew& crew, const Model& model, const Step& step, const Work& work) {
     const size_t vocab = model.head.outputs;
     crew.run(step.num_ends, [&](int end) {
@@ -898,9 +914,15 @@ EXPORT void beholder_step(const Model* model, const Step* step, int32_t first, i
     const Work work(*model, step->num_tokens, step->workspace);
     const std::vector<Part> parts = cut(*model, *step);
     if (first == 0) embed(crew, *model, *step, work);
-    for (int index = first; index < last; index++) run_layer(crew, *model, *step, work, parts, index);
+    for (int index = first; index < last; index++) {
+        tell(crew, *model, *step, work, index);
+        run_layer(crew, *model, *step, work, parts, index);
+    }
+    if (last == model->num_layers) tell(crew, *model, *step, work, last);
     if (last == model->num_layers && step->num_ends) run_head(crew, *model, *step, work);
 }
+
+#include "head.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -211,6 +211,12 @@ class Eagle3:
         return targets
 
 
+def num_late_weights(config: Eagle3Config) -> int:
+    """How many weights a pair passes that nobody guesses after: those of its keys and values."""
+    keys_values = 2 * config.head_dim * config.num_kv_heads
+    return (len(config.layers) * config.hidden_size + 2 * keys_values) * config.hidden_size
+
+
 def num_weights(config: DecoderConfig | Eagle3Config) -> int:
     """About how many weights a token passes, of a `DecoderConfig` or an `Eagle3Config`: what its time goes by."""
     attention = 2 * config.head_dim * (config.num_heads + config.num_kv_heads) * config.hidden_size

@@ -32,6 +32,10 @@ LEAST_RATE: Final = 0.2
 """Guesses that are right less often than this are not even considered."""
 REFRESH: Final = 128
 """After so many verifying steps one without drafts is taken, to know what that costs now."""
+MODEL_REFRESH: Final = 24
+"""The same where a model guesses, which gains less by a step: what a machine made of plain steps a while ago must not
+have it guess for long.
+"""
 OFTEN: Final = 16
 """The same for each tenth that is promised above plain steps: where little is, an old figure soon is too old."""
 LEARNING: Final = 0.1
@@ -65,13 +69,15 @@ class Controller:
     """See `Lengths`.
 
     Args:
-        model_cost: See `Drafter.cost`; None where no model guesses.
+        model_cost, late_cost: See `Drafter.cost`; None where no model guesses. See `Drafter.late_cost`; None: the same.
     """
 
-    def __init__(self, model_cost: float | None = None) -> None:
+    def __init__(self, model_cost: float | None = None, late_cost: float | None = None) -> None:
         self.times = StepTimes()
         self._branching = Branching(self.times, LENGTHS)
-        self.models = None if model_cost is None else ModelLengths(self.times, model_cost)
+        self.models = None
+        if model_cost is not None:
+            self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
         self._account = Account(FIRST_CREDIT, MOST_CREDIT)
         self._looking_s = 0.0
         self._saved = 0.0
@@ -84,6 +90,8 @@ class Controller:
         if plain_s is None:
             return False
         self._account.pay_in(plain_s)
+        if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
+            return False  # nobody need look before a plain step that is taken for its time
         return (is_expected or self._saved >= 0.0) and self._account.bears(self._looking_s, plain_s)
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
@@ -129,7 +137,9 @@ class Controller:
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
-        return self.models is not None and self.times.plain_age(rows) < REFRESH and self.models.may_ask(rows, rates)
+        return (
+            self.models is not None and self.times.plain_age(rows) < MODEL_REFRESH and self.models.may_ask(rows, rates)
+        )
 
     def choose_model(
         self,
@@ -197,11 +207,14 @@ class Controller:
             return
         if self.models is not None:
             self.models.stepped(rows, tokens, gained, elapsed_s, drafting_s, is_pure=True)
+        plain_s = self.times.plain_s(rows)
         if drafting_s > 0.0:  # what had been promised without the model is not what came
+            if plain_s is not None:  # looking was paid from this account; what a model loses is counted in its own
+                saved_s = (rows + gained) / rows * plain_s - elapsed_s - drafting_s
+                self._account.settle(max(saved_s, 0.0), plain_s)
             self.times.add(rows, tokens, elapsed_s)
             return
         watch = self._watches.get(size_class(rows))
-        plain_s = self.times.plain_s(rows)
         if watch is not None:
             if tokens == rows or plain_s is None:
                 watch.trust += FORGIVING * (1.0 - watch.trust)

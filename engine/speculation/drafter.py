@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.speculation.drafting import Kind
+    from engine.speculation.torch_drafters import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class Drafter(Protocol):
             head's is not: it took its own guess of what the target would make of the position before.
         max_positions: It guesses nothing at or beyond.
         cost: Time of one token, as a part of the target's: what is believed before it is measured.
+        late_cost: The same of one of many tokens that it only catches up with.
         token_bytes: What an entry takes.
+        told: What the target has to write down of each step's tokens; None: nothing.
     """
 
     kind: Kind
@@ -62,7 +65,13 @@ class Drafter(Protocol):
     keeps_guesses: bool
     max_positions: int
     cost: float
+    late_cost: float
     token_bytes: int
+
+    @property
+    def told(self) -> Told | None:
+        """See above."""
+        ...
 
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """Computes the entries of all tokens of `rows`, each row another sequence.
@@ -77,4 +86,18 @@ class Drafter(Protocol):
 
     def warm_up(self) -> None:
         """Run every kind of work once, while the slot table points at the dummy slot."""
+        ...
+
+
+@runtime_checkable
+class ChainDrafter(Drafter, Protocol):
+    """One that makes several guesses in a call."""
+
+    def guess(
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+    ) -> list[list[int]]:
+        """As `forward` of rows that are not guessed, and then one guess after the other, the likeliest each time: those
+        of the rows that ask, so many of each. `allowed`: bits of the ids that the first may be, as in
+        `engine.batch.TokenMask.words`; None: any.
+        """
         ...

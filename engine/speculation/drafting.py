@@ -37,7 +37,7 @@ class Kind(enum.Enum):
     """Nearly every time so far it went on like this."""
     DRAFT_MODEL = 0.60, 0.70, "draft-model"
     """A smaller model says so."""
-    HEAD = 0.60, 0.70, "head"
+    HEAD = 0.80, 0.80, "head"
     """A head trained for the model says so."""
     REPLAY = 0.50, 0.50, "replay"
     """A script says so."""

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from engine.sampling import sample
-from engine.speculation.drafter import Drafter, DraftRow
+from engine.sampling import COLDEST, is_changed, sample
+from engine.speculation.draft_times import FEW
+from engine.speculation.drafter import ChainDrafter, Drafter, DraftRow
 from engine.speculation.lookahead import Lookahead
 from engine.speculation.model_lengths import ModelCandidate
 
@@ -51,6 +52,15 @@ class _Guesses:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     is_over: bool = False
 
+    def ends_with(self, token_id: int) -> bool:
+        """Whether the answer ends with such a next guess: nobody needs to know what would follow, so it need not be
+        checked.
+        """
+        params = self.sequence.request.sampling
+        return token_id in params.stop_token_ids and (
+            len(self.sequence.output_ids) + len(self.token_ids) >= params.min_tokens
+        )
+
 
 class ModelDrafting:
     """See above. Guesses are drawn as the target draws, with the same noise, penalties and masks: so they are right as
@@ -64,7 +74,7 @@ class ModelDrafting:
 
     Attributes:
         kind: What its guesses are called.
-        cost: See `Drafter.cost`.
+        cost, late_cost: See `Drafter`.
         is_broken: A forward of the drafter has raised; it is not asked again.
         took: Of the last call of `draft`: sequences, tokens beyond one each in the first forward, forwards, seconds of
             the first and of the others. None where it did nothing.
@@ -72,10 +82,11 @@ class ModelDrafting:
 
     def __init__(self, drafter: Drafter, kv: KVCache, vocab_size: int, clock: Callable[[], float]) -> None:
         self.kind = drafter.kind
-        self.cost = drafter.cost
+        self.cost, self.late_cost = drafter.cost, drafter.late_cost
         self.is_broken = False
         self.took: tuple[int, int, int, float, float] | None = None
         self._drafter = drafter
+        self._chains = drafter if isinstance(drafter, ChainDrafter) else None
         self._kv = kv
         self._vocab_size = vocab_size
         self._clock = clock
@@ -131,6 +142,8 @@ class ModelDrafting:
         rows, asking, late = self._first_rows(everybody)
         if not rows:
             return
+        if asking and all(_is_plain(guesses) for guesses in asking) and self._guess_at_once(rows, asking, late):
+            return
         started_s = self._clock()
         logits = self._drafter.forward(rows, guessed=False)
         first_s = self._clock() - started_s
@@ -144,6 +157,32 @@ class ModelDrafting:
                 logits = self._drafter.forward([self._next_row(guesses) for guesses in asking], guessed=True)
                 num_forwards += 1
         self.took = len(rows), late, num_forwards, first_s, self._clock() - started_s - first_s
+
+    def _guess_at_once(self, rows: list[DraftRow], asking: list[_Guesses], late: int) -> bool:
+        """All guesses in one call where the drafter can. Behind the first one a grammar is not asked what it allows: a
+        guess that it does not is dropped afterwards, with those behind it.
+        """
+        drafter = self._chains
+        if drafter is None:
+            return False
+        started_s = self._clock()
+        num_rows = len(rows)
+        if late > FEW * num_rows:  # before, so that it is known what a guess takes
+            parts = [_parts(row) for row in rows]
+            drafter.forward([before for before, _ in parts if before is not None], guessed=False)
+            rows = [last for _, last in parts if last is not None]
+        began_s = self._clock()
+        lengths = [guesses.length for guesses in asking]
+        allowed = [None if guesses.ahead is None else guesses.ahead.words() for guesses in asking]
+        for guesses, token_ids in zip(asking, drafter.guess(rows, lengths, allowed), strict=True):
+            for token_id in token_ids:
+                if guesses.ends_with(token_id):
+                    break
+                guesses.token_ids.append(token_id)
+        ended_s = self._clock()
+        each_s = (ended_s - began_s) / max(lengths)
+        self.took = num_rows, late, max(lengths), began_s - started_s + each_s, ended_s - began_s - each_s
+        return True
 
     def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
         """What is missing up to each sequence's last token, as far as `MOST_LATE` allows; who is complete then, and how
@@ -175,8 +214,11 @@ class ModelDrafting:
         """The first position, at most that of the last token, that has no entry."""
         hold, lag, last = sequence.hold, self._drafter.lag, sequence.num_computed
         assert hold is not None
-        followed = self._kv.pool.followed[self._kv.table.read_run(hold.row, lag, last)]
-        return lag + (len(followed) if followed.all() else int(followed.argmin()))
+        if last <= lag:
+            return lag
+        followed = self._kv.pool.followed.take(self._kv.table.read_run(hold.row, lag, last))
+        first = int(followed.argmin())
+        return lag + (len(followed) if followed[first] else first)
 
     def _row(self, sequence: Sequence, start: int, stop: int, *, asks: bool) -> DraftRow:
         hold, lag = sequence.hold, self._drafter.lag
@@ -211,17 +253,45 @@ def _padded(vision: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     return padded
 
 
+def _parts(row: DraftRow) -> tuple[DraftRow | None, DraftRow | None]:
+    """A row that catches up, and its last token, after which it asks; None where there is nothing of it."""
+    count = len(row.token_ids) - 1
+    if not row.asks:
+        return row, None
+    if not count:
+        return None, row
+    vision, positions = row.vision, row.positions
+    before = dataclasses.replace(
+        row,
+        token_ids=row.token_ids[:count],
+        vision=None if vision is None else vision[:count],
+        positions=None if positions is None else positions[:, :count],
+        asks=False,
+    )
+    last = dataclasses.replace(
+        row,
+        start=row.start + count,
+        token_ids=row.token_ids[count:],
+        vision=None if vision is None else vision[count:],
+        positions=None if positions is None else positions[:, count:],
+    )
+    return before, last
+
+
 def _take(guesses: _Guesses, token_id: int) -> None:
-    """The next guess, unless it ends the answer: nobody needs to know what would follow, so it need not be checked."""
-    sequence = guesses.sequence
-    params = sequence.request.sampling
-    output_index = len(sequence.output_ids) + len(guesses.token_ids)
-    guesses.is_over = token_id in params.stop_token_ids and output_index >= params.min_tokens
+    """The next guess, unless it ends the answer."""
+    guesses.is_over = guesses.ends_with(token_id)
     if guesses.ahead is not None and not guesses.is_over:
         guesses.ahead.advance(token_id)
         guesses.is_over = guesses.ahead.is_over
     if not guesses.is_over:
         guesses.token_ids.append(token_id)
+
+
+def _is_plain(guesses: _Guesses) -> bool:
+    """Whether the target will draw the likeliest token, of those that a grammar allows."""
+    sampling = guesses.sequence.sampling((), guesses.ahead)
+    return sampling.params.temperature < COLDEST and not is_changed(sampling)
 
 
 def _sampling(guesses: _Guesses) -> RowSampling:

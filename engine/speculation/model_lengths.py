@@ -34,9 +34,11 @@ LONGEST_REST: Final = 2048
 """A model that does not promise enough is tried after so many steps, twice as many each time."""
 TRIAL: Final = 2
 """Then it guesses so many tokens."""
-LEARNING: Final = 0.1
+HELD: Final = 3
+"""A decision to guess holds for so many steps more: deciding takes a tenth of a small model's step."""
+LEARNING: Final = 0.03
 LEAST_TRUST: Final = 0.5
-FORGIVING: Final = 1 / 512
+FORGIVING: Final = 1 / 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,23 @@ class ModelLengths:
 
     Args:
         times: Of the target's steps.
-        cost: See `Drafter.cost`.
+        cost, late_cost: See `Drafter`.
+
+    Attributes:
+        is_drafting: It was decided last that the model guesses.
     """
 
-    def __init__(self, times: StepTimes, cost: float) -> None:
+    def __init__(self, times: StepTimes, cost: float, late_cost: float) -> None:
         self.times = times
-        self.drafts = DraftTimes(cost)
+        self.drafts = DraftTimes(cost, late_cost)
         self._account = Account(FIRST_CREDIT, MOST_CREDIT)
-        self._is_drafting = False
+        self.is_drafting = False
         self._promise = 1.0
         self._expected_s = 0.0
         self._late_s = 0.0
         self._trust = 1.0
+        self._held = 0
+        self._held_rows, self._held_length = 0, 0
         self._rest = 0
         self._next_rest = FIRST_REST
         self._num_tried = 0  # rows of a trial that runs
@@ -79,7 +86,7 @@ class ModelLengths:
         if plain_s is None:
             return False
         self._rest -= 1
-        if self._is_drafting or self._rest <= 0:
+        if self.is_drafting or self._rest <= 0:
             return True
         forward_s = self.drafts.forward_s(rows, plain_s)
         return any(
@@ -108,10 +115,12 @@ class ModelLengths:
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return none
+        if (held := self._held_lengths(rows, plain_s, lengths, models, room)) is not None:
+            return held
         base_s = self.times.step_s(rows, rows + sum(lengths))
         assert base_s is not None
         base_rate = (rows + sum(free)) / base_s
-        least = base_rate * (STAY if self._is_drafting else MARGIN) / self._trust
+        least = base_rate * (STAY if self.is_drafting else MARGIN) / self._trust
         best, best_rate, best_s, best_late_s = none, least, 0.0, 0.0
         for length in MODEL_LENGTHS:
             picked, cost_s, late_s = self._affordable(rows, plain_s, base_s, free, lengths, models, room, length)
@@ -124,9 +133,11 @@ class ModelLengths:
             rate = (rows + right) / (base_s + cost_s - late_s + late_s / ROUNDS)
             if rate > best_rate:
                 best, best_rate, best_s, best_late_s = picked, rate, base_s + cost_s, late_s
-        self._is_drafting = best is not none
+            elif best is not none:
+                break  # longer ones promise less still
+        self.is_drafting = best is not none
         self._num_tried = 0
-        if self._is_drafting:
+        if self.is_drafting:
             self._next_rest = FIRST_REST
             self._rest = FIRST_REST
         elif self._rest <= 0:
@@ -134,6 +145,8 @@ class ModelLengths:
             best_rate = base_rate
         self._promise = best_rate * plain_s / rows
         self._expected_s, self._late_s = best_s, best_late_s
+        if self.is_drafting and not any(lengths):
+            self._held, self._held_rows, self._held_length = HELD, rows, max(best)
         return best
 
     def stepped(self, rows: int, tokens: int, gained: int, step_s: float, drafting_s: float, *, is_pure: bool) -> None:
@@ -161,6 +174,28 @@ class ModelLengths:
                 self._trust = min(max(self._trust, LEAST_TRUST), 1.0)
         else:
             self._trust += FORGIVING * (1.0 - self._trust)
+
+    def _held_lengths(
+        self,
+        rows: int,
+        plain_s: float,
+        lengths: Ordered[int],
+        models: Ordered[ModelCandidate | None],
+        room: int,
+    ) -> list[int] | None:
+        """What was decided a few steps ago, if all is as it was: None where it has to be decided anew."""
+        self._held -= 1
+        if self._held < 0 or not self.is_drafting or rows != self._held_rows or any(lengths):
+            return None
+        if not self._account.bears(self._expected_s, plain_s) or rows * self._held_length > room:
+            return None
+        held = []
+        for model in models:
+            if model is None or model.late > FEW:
+                return None
+            held.append(min(model.length, self._held_length))
+        self._late_s = 0.0
+        return held
 
     def _affordable(
         self,

@@ -78,7 +78,8 @@ class Speculator:
         self._echo = next((source for source in self.sources if isinstance(source, Echo)), None)
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
-        self.controller: Lengths = Controller(None if self.model is None else self.model.cost)
+        costs = () if self.model is None else (self.model.cost, self.model.late_cost)
+        self.controller: Lengths = Controller(*costs)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._max_drafts = max_drafts
@@ -203,7 +204,7 @@ class Speculator:
             has_trees = any(chunk.parents is not None for chunk in decoding)
             taken_s = elapsed_s - drafting_s - looking_s
             self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
-        elif not decoding and plan.chunks:
+        elif not decoding and plan.chunks and not plan.encodings:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0 or tokens > len(decoding):
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)

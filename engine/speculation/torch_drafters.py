@@ -15,7 +15,7 @@ from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention, TorchPlan
 from engine.models.decoder import Decoder, DecoderConfig
 from engine.models.eagle3 import Eagle3, Eagle3Config
-from engine.speculation.drafter import DraftRow
+from engine.speculation.drafter import Drafter, DraftRow
 from engine.speculation.drafting import Kind
 
 if TYPE_CHECKING:
@@ -42,6 +42,36 @@ class Pools:
         if device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=device)
         return torch.from_numpy(np.zeros(math.prod(shape) * self.dtype.itemsize, np.uint8)).view(self.dtype).view(shape)
+
+
+class Told:
+    """What some of the target's layers make of tokens, and the embeddings of its vision tokens, by slot: a head makes
+    its entries of that, later, when somebody drafts.
+
+    Args:
+        layers: After so many layers each.
+        hidden_size: The target's.
+        pools: Its slots.
+
+    Attributes:
+        features: (num_slots, layers * hidden).
+        seen: (num_slots, hidden).
+    """
+
+    def __init__(self, layers: Sequence[int], hidden_size: int, pools: Pools) -> None:
+        self.layers = tuple(layers)
+        self.features = pools.zeros(pools.num_slots, len(layers) * hidden_size)
+        self.seen = pools.zeros(pools.num_slots, hidden_size)
+
+    def remember(
+        self, slots: torch.Tensor, features: dict[int, torch.Tensor], vision: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """A step of the target: the slots of its tokens, its hidden states after `layers`, and the embeddings of its
+        vision tokens as (first token, (count, hidden)).
+        """
+        self.features.index_copy_(0, slots, torch.cat([features[index] for index in self.layers], dim=1))
+        for at, embeddings in vision:
+            self.seen.index_copy_(0, slots[at : at + len(embeddings)], embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +164,18 @@ class DraftModel:
         model: Its weights.
         pools: The target's slots.
         vocab_size: The target's. The draft model's may be padded to another size.
-        cost: See `Drafter.cost`.
+        cost: See `Drafter.cost`; `late_cost` is the same.
     """
 
     kind = Kind.DRAFT_MODEL
     lag = 0
     keeps_guesses = True
+    told: Told | None = None
 
     def __init__(self, model: Decoder, pools: Pools, *, vocab_size: int, cost: float) -> None:
         config = model.config
         self.model = model
-        self.cost = cost
+        self.cost = self.late_cost = cost
         has_axes = config.rope.sections is not None  # then positions are angles, which no table bounds
         self.max_positions = pools.slot_table.shape[1] if has_axes else config.max_positions
         self.token_bytes = entry_bytes(config, pools.dtype)
@@ -171,17 +202,11 @@ class DraftModel:
 class Head:
     """A head in the layout of EAGLE-3, which reads what some of the target's layers make of a token.
 
-    The target tells it by `remember`, in every step; that is kept by slot, so that entries can be made later, when
-    somebody drafts.
-
     Args:
         model: Its weights.
         target: The model that it was trained for: embeds tokens, and gives logits where the head has none of its own.
         pools: The target's slots.
-        cost: See `Drafter.cost`.
-
-    Attributes:
-        layers: What is remembered: the hidden states after so many of the target's layers.
+        cost: See `Drafter.cost`; `late_cost` is the same.
     """
 
     kind = Kind.HEAD
@@ -191,30 +216,18 @@ class Head:
     def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float) -> None:
         config = model.config
         self.model = model
-        self.cost = cost
-        self.layers = config.layers
+        self.cost = self.late_cost = cost
+        self.told = Told(config.layers, config.hidden_size, pools)
         has_axes = config.rope.sections is not None
         self.max_positions = pools.slot_table.shape[1] if has_axes else config.max_positions
         self.token_bytes = head_entry_bytes(config, pools.dtype)
         self._target = target
         self._slot_table = pools.slot_table
         self._device = pools.slot_table.device
-        self._features = pools.zeros(pools.num_slots, len(config.layers) * config.hidden_size)
-        self._seen = pools.zeros(pools.num_slots, config.hidden_size)  # embeddings of vision tokens
         # Its own guess of what the target makes of each row's last token.
         self._ahead = pools.zeros(pools.slot_table.shape[0], config.hidden_size)
         pool = pools.zeros(1, pools.num_slots, 2, config.num_kv_heads, config.head_dim)
         self._layout = _Layout(pool, pools.slot_table, config.rope, self.lag)
-
-    def remember(
-        self, slots: torch.Tensor, features: dict[int, torch.Tensor], vision: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
-        """A step of the target: the slots of its tokens, its hidden states after `layers`, and the embeddings of its
-        vision tokens as (first token, (count, hidden)).
-        """
-        self._features.index_copy_(0, slots, torch.cat([features[index] for index in self.layers], dim=1))
-        for at, embeddings in vision:
-            self._seen.index_copy_(0, slots[at : at + len(embeddings)], embeddings)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
@@ -225,7 +238,7 @@ class Head:
             features = self._ahead.index_select(0, step.table_rows)
         else:
             before = self._slot_table[step.table_rows, step.places - 1].long()
-            features = self.model.fuse(self._features.index_select(0, before))
+            features = self.model.fuse(self.told.features.index_select(0, before))
         hidden = self.model.forward(embedded, features, step.rotary, step.plan).index_select(0, step.ends)
         self._ahead.index_copy_(0, step.table_rows.index_select(0, step.ends), hidden)
         return self.model.logits(hidden, self._target)
@@ -241,7 +254,7 @@ class Head:
             return embedding(torch.tensor(step.token_ids, device=self._device))
         ids = torch.tensor(step.token_ids, device=self._device).masked_fill(step.vision, 0)  # may be beyond the table
         slots = self._slot_table[step.table_rows, step.places].long()
-        return torch.where(step.vision.unsqueeze(1), self._seen.index_select(0, slots), embedding(ids))
+        return torch.where(step.vision.unsqueeze(1), self.told.seen.index_select(0, slots), embedding(ids))
 
 
 def entry_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -262,7 +275,7 @@ def widened(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return torch.nn.functional.pad(logits, (0, vocab_size - logits.shape[1]), value=-torch.inf)
 
 
-def warm_up(drafter: DraftModel | Head) -> None:
+def warm_up(drafter: Drafter) -> None:
     """A prompt and a guess. Rows of the fresh slot table point at the dummy slot."""
     length = min(32, drafter.max_positions - drafter.lag - 1)
     if length > 0:

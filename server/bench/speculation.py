@@ -119,6 +119,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--draft-model", default="", help="a smaller model that guesses (default: none)")
     parser.add_argument("--draft-head", default="", help="a head that guesses (default: as of beholder serve)")
     parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
+    parser.add_argument("--always", type=int, default=0, help="check so many guesses, whatever pays (default: 0, no)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
@@ -130,7 +131,7 @@ def main(arguments: list[str]) -> int:
     rows = []
     for name in options.workloads.split(","):
         for streams in map(int, options.streams.split(",")):
-            rows.append(bench.compare(name, streams, options.rounds))
+            rows.append(bench.compare(name, streams, options.rounds, always=options.always))
             if not options.json:
                 print(table_line(rows[-1], header=len(rows) == 1), flush=True)
     if options.json:
@@ -161,20 +162,28 @@ class Bench:
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
         drafter = self._runner.drafter
-        self._learnt = Controller(None if drafter is None else drafter.cost)
+        self._learnt = Controller() if drafter is None else Controller(drafter.cost, drafter.late_cost)
         self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
 
-    def compare(self, workload: str, num_streams: int, rounds: int) -> dict[str, Any]:
-        """The figures of both sides, medians of the rounds' ratios."""
+    def compare(self, workload: str, num_streams: int, rounds: int, *, always: int = 0) -> dict[str, Any]:
+        """The figures of both sides, medians of the rounds' ratios. `always`: so many guesses are checked where there
+        are as many; 0: what pays is decided as in a server.
+        """
+        from engine.speculation.lengths import Always
+
+        def adjust(engine: Engine) -> None:
+            if always and engine.speculator.is_on:
+                engine.speculator.controller = Always(always)
+
         self._num_streams = num_streams
         streams = [WORKLOADS[workload](self, index) for index in range(num_streams)]
         script = self._dictation if workload == "dictation" else None
         sides: dict[str, list[Figures]] = {"none": [], self._config.speculation: []}
-        self._run(streams, self._config.speculation, script)
+        self._run(streams, self._config.speculation, script, adjust)
         for number in range(rounds):
             for mode in list(sides)[:: 1 if number % 2 == 0 else -1]:
-                sides[mode].append(self._run(streams, mode, script))
+                sides[mode].append(self._run(streams, mode, script, adjust))
             print(f"{workload} {num_streams}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         plain, drafting = sides.values()
 

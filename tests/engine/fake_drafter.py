@@ -30,7 +30,8 @@ class FakeDrafter:
         answers: By the hash of a text, the token that follows it.
     """
 
-    cost = 0.1
+    cost = late_cost = 0.1
+    told = None
     token_bytes = 8
 
     def __init__(self, runner: FakeRunner, kind: Kind, accuracy: float, seed: int = 0) -> None:

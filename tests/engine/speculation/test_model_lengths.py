@@ -9,10 +9,10 @@ import random
 import pytest
 
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.controller import Controller
+from engine.speculation.controller import MODEL_REFRESH, Controller
 from engine.speculation.draft_times import DraftTimes
 from engine.speculation.lengths import Always, Candidate
-from engine.speculation.model_lengths import ModelCandidate, ModelLengths
+from engine.speculation.model_lengths import HELD, ModelCandidate, ModelLengths
 from engine.speculation.step_times import StepTimes
 from tests.engine.speculation.test_controller import Machine, dear, dispatch, free
 
@@ -159,7 +159,7 @@ def lengths_of(rows: int = 4, plain_s: float = 1e-3) -> ModelLengths:
     times = StepTimes()
     for _ in range(3):
         times.add(rows, rows, plain_s)
-    return ModelLengths(times, 0.02)
+    return ModelLengths(times, 0.02, 0.02)
 
 
 SURE = Rates(0.95, 0.95)
@@ -192,6 +192,54 @@ def test_what_the_account_cannot_bear_is_not_begun() -> None:
     assert lengths.choose(4, [0.0], [0], [ModelCandidate(15, SURE)], 1000) == [0]
 
 
+def test_a_decision_holds_for_a_few_steps_while_all_is_as_it_was() -> None:
+    hopeless = Rates(0.0, 0.0)
+
+    def decided() -> ModelLengths:
+        lengths = lengths_of(1)
+        assert lengths.choose(1, [0.0], [0], [ModelCandidate(15, SURE)], 1000) != [0]
+        return lengths
+
+    lengths = decided()
+    assert [lengths.choose(1, [0.0], [0], [ModelCandidate(1, hopeless)], 1000) for _ in range(HELD + 1)] == [
+        *[[1]] * HELD,
+        [0],
+    ]
+    for models, others, room in (
+        ([ModelCandidate(15, hopeless, 100)], [0], 1000),  # it has to catch up first
+        ([None], [0], 1000),
+        ([ModelCandidate(15, hopeless)], [3], 1000),  # another source guesses
+        ([ModelCandidate(15, hopeless)], [0], 0),
+    ):
+        assert decided().choose(1, [0.0], others, models, room) == [0]
+    lengths = decided()
+    for _ in range(100):
+        lengths.stepped(1, 16, 0, 4e-3, 1e-3, is_pure=True)  # what is lost ends it at once
+    assert lengths.choose(1, [0.0], [0], [ModelCandidate(15, SURE)], 1000) == [0]
+
+
+def test_late_tokens_have_a_price_of_their_own_before_it_is_measured() -> None:
+    times = DraftTimes(0.25, 0.01)
+    assert times.forward_s(1, 1e-3) == pytest.approx(0.25e-3)
+    assert times.late_s(100, 1e-3, 1) == pytest.approx(1e-3)
+    assert times.late_s(0, 1e-3, 1) == 0.0
+
+
+def test_a_plain_step_is_taken_for_its_time_now_and_then() -> None:
+    """While a model guesses, and nobody looks for guesses before it."""
+    controller = Controller(0.02)
+    for _ in range(3):
+        controller.stepped(1, 1, 0, 1e-3)
+    chosen = []
+    for _ in range(100):
+        if controller.may_draft(1, is_expected=False) and controller.may_ask_model(1, SURE):
+            chosen.append(controller.choose_model(1, [None], [0], [ModelCandidate(15, SURE)], 1000)[0])
+        else:
+            chosen.append(0)
+        controller.stepped(1, 1 + chosen[-1], chosen[-1], 1.1e-3, 0.1e-3 if chosen[-1] else 0.0)
+    assert 100 // (MODEL_REFRESH + 1) <= chosen.count(0) <= 100 // MODEL_REFRESH
+
+
 def test_beside_prompts_what_guessing_took_counts_though_the_step_tells_nothing() -> None:
     lengths = lengths_of()
     for _ in range(300):
@@ -200,7 +248,7 @@ def test_beside_prompts_what_guessing_took_counts_though_the_step_tells_nothing(
 
 
 def test_times_of_forwards_and_of_catching_up_are_told_apart() -> None:
-    times = DraftTimes(0.25)
+    times = DraftTimes(0.25, 0.25)
     assert times.late_s(10, 4e-3, 2) == pytest.approx(5e-3)
     times.add_prompt(100, 40e-3)
     assert times.late_s(10, 4e-3, 2) == pytest.approx(1e-3)
