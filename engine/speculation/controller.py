@@ -43,6 +43,8 @@ LEARNING: Final = 0.1
 FORGIVING: Final = 1 / 512
 """What one step without drafts gives back of it."""
 LEAST_TRUST: Final = 0.25
+LOOK_LEARNING: Final = 0.3
+"""What one look counts in how long the next is expected to take."""
 LOOKING: Final = 0.006
 """Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
 account's allowance, so that something is left for what is found.
@@ -52,6 +54,9 @@ MOST_CREDIT: Final = 32.0
 """See `Account`."""
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
+DOUBT: Final = 2.0
+"""The account must bear so many times the part of a step's guesses that is expected to be wrong, all of it at most."""
+LEAST_DOUBT: Final = 0.1
 FREE_LOOKS: Final = 2
 """Where guesses were checked just now, so many looks in vain are free: a text seldom departs for long."""
 
@@ -92,12 +97,16 @@ class Controller:
         self._account.pay_in(plain_s)
         if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
             return False  # nobody need look before a plain step that is taken for its time
-        return (is_expected or self._saved >= 0.0) and self._account.bears(self._looking_s, plain_s)
+        if not is_expected and self._saved < 0.0:
+            return False
+        fewest_s = self.times.step_s(rows, rows + 1)
+        assert fewest_s is not None
+        return self._account.bears(self._looking_s + max(fewest_s - plain_s, 0.0), plain_s)  # or else looks are in vain
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""
         usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
-        self._looking_s += 0.1 * (usual_s - self._looking_s)
+        self._looking_s += LOOK_LEARNING * (usual_s - self._looking_s)
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return
@@ -122,7 +131,9 @@ class Controller:
                 break
             step_s = self.times.step_s(rows, rows + total)
             assert step_s is not None
-            if not self._account.bears(step_s - plain_s, plain_s):
+            right = _right(candidates, lengths)
+            doubt = min(max(DOUBT * (1.0 - right / total), LEAST_DOUBT), 1.0)
+            if not self._account.bears(doubt * (step_s - plain_s), plain_s):
                 continue  # more may be cheaper: not every width was measured
             rate = self._rate(rows, candidates, lengths)
             if rate > best_rate:
@@ -247,12 +258,7 @@ class Controller:
         """Tokens a second that are expected where so many guesses of each row are checked."""
         step_s = self.times.step_s(rows, rows + sum(lengths))
         assert step_s is not None
-        right = sum(
-            candidate.rates.expected(own)
-            for candidate, own in zip(candidates, lengths, strict=True)
-            if candidate is not None and own
-        )
-        return (rows + right) / (step_s + self._looking_s)
+        return (rows + _right(candidates, lengths)) / (step_s + self._looking_s)
 
     def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
         """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""
@@ -283,3 +289,12 @@ class Controller:
                 length = shorter
             shortened.append(length)
         return shortened
+
+
+def _right(candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
+    """How many of so many guesses are expected to be right."""
+    return sum(
+        candidate.rates.expected(own)
+        for candidate, own in zip(candidates, lengths, strict=True)
+        if candidate is not None and own
+    )

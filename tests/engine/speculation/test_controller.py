@@ -83,14 +83,14 @@ def test_it_never_costs_three_percent(machine: Machine, rows: int, rate: float) 
 
 class Answers:
     """Sequences that answer with `length` tokens and then, all of them having ended, begin anew: fewer rows towards the
-    end, an answer that may repeat an earlier one at the begin. Looking for guesses takes `LOOKING_S` a row; one step of
-    ten takes `hiccup_s` more.
+    end, an answer that may repeat an earlier one at the begin. Looking for guesses takes `looking_s` a row, and
+    `catching_up` times as long where the step before did not look; one step of ten takes `hiccup_s` more.
     """
-
-    LOOKING_S = 2e-5
 
     def __init__(self, rows: int, length: int, *, hiccup_s: float = 0.0, seed: int = 0) -> None:
         self.rows, self.length, self.hiccup_s = rows, length, hiccup_s
+        self.looking_s = 2e-5
+        self.catching_up = 1.0
         self.random = random.Random(seed)
         self.controller = Controller()
         self.acceptance = Acceptance(256)
@@ -99,18 +99,21 @@ class Answers:
         """Of so many steps, over plain decoding."""
         spent = plain = 0.0
         left: list[int] = []
+        has_looked = False
         for _ in range(count):
             is_new = not left
             left = left or [self.length - self.random.randrange(self.length // 2) for _ in range(self.rows)]
             rows = len(left)
             lengths = [0] * rows
+            catching_up, has_looked = 1.0 if has_looked else self.catching_up, False
             if self.controller.may_draft(rows, is_expected=is_new):
+                has_looked = True
                 rates = self.acceptance.rates(Rates(0.7, 0.8), 3.0)
                 lengths = self.controller.choose(
                     rows, [Candidate(min(15, most - 1), rates) if most > 1 else None for most in left], 1000
                 )
-                self.controller.looked(rows, rows * self.LOOKING_S, found=any(lengths))
-                spent += rows * self.LOOKING_S
+                self.controller.looked(rows, rows * self.looking_s * catching_up, found=any(lengths))
+                spent += rows * self.looking_s * catching_up
                 self.acceptance.add(int(self.random.random() < rate), 1)
             gained = 0
             for row, own in enumerate(lengths):
@@ -136,6 +139,18 @@ def test_looking_never_costs_three_percent_either(rate: float, rows: int, length
     """However short answers are, and though looking takes a tenth of a step and steps of several sequences a token of
     each."""
     assert min(Answers(rows, length, seed=seed).speed(3000, rate) for seed in range(3)) > 0.97
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_camera_pays_soon_after_short_answers_in_which_looking_was_dear(seed: int) -> None:
+    """Looking into a grammar takes a plain step's time. Neither its price nor what it lost keeps who comes next."""
+    answers = Answers(1, 12, seed=seed)
+    answers.looking_s, answers.catching_up = 2e-4, 3.0
+    answers.speed(3000, 0.0)
+    answers.length, answers.looking_s = 32, 7e-5
+    answers.acceptance = Acceptance(256)
+    answers.speed(800, 0.98)
+    assert answers.speed(800, 0.98) > 1.4
 
 
 @pytest.mark.parametrize(("rows", "least"), [(1, 2.5), (4, 1.4), (16, 1.0)])
