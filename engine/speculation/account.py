@@ -31,9 +31,9 @@ class Account:
         self._most = most
         self._credit: float | None = None
 
-    def pay_in(self, plain_s: float) -> None:
-        """A step goes by, of a row count whose plain step takes so long."""
-        self._credit = min(self._left(plain_s) + ALLOWANCE * plain_s, self._most * plain_s)
+    def pay_in(self, plain_s: float, num_steps: int = 1) -> None:
+        """Steps went by, of a row count whose plain step takes so long."""
+        self._credit = min(self._left(plain_s) + num_steps * ALLOWANCE * plain_s, self._most * plain_s)
 
     def settle(self, gain_s: float, plain_s: float) -> None:
         """Drafting has saved so much, or cost it where that is below 0."""
@@ -42,6 +42,10 @@ class Account:
     def bears(self, cost_s: float, plain_s: float) -> bool:
         """Whether so much may be lost."""
         return cost_s <= self._left(plain_s)
+
+    def steps_until(self, cost_s: float, plain_s: float) -> float:
+        """How many steps must go by until so much may be lost; 0: none."""
+        return max(cost_s - self._left(plain_s), 0.0) / (ALLOWANCE * plain_s)
 
     def _left(self, plain_s: float) -> float:
         return self._first * plain_s if self._credit is None else self._credit

@@ -86,22 +86,30 @@ class Controller:
         self._account = Account(FIRST_CREDIT, MOST_CREDIT)
         self._looking_s = 0.0
         self._saved = 0.0
+        self._unpaid = 0
         self._watches: dict[int, _Watch] = {}
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""
         self._saved = min(self._saved + 1.0, SAVED)
+        self._unpaid += 1
+        if not is_expected and self._saved < 0.0:
+            return False
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return False
-        self._account.pay_in(plain_s)
+        self._account.pay_in(plain_s, self._unpaid)
+        self._unpaid = 0
         if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
             return False  # nobody need look before a plain step that is taken for its time
-        if not is_expected and self._saved < 0.0:
-            return False
         fewest_s = self.times.step_s(rows, rows + 1)
         assert fewest_s is not None
-        return self._account.bears(self._looking_s + max(fewest_s - plain_s, 0.0), plain_s)  # or else looks are in vain
+        cost_s = self._looking_s + max(fewest_s - plain_s, 0.0)  # what cannot be checked is looked for in vain
+        if self._account.bears(cost_s, plain_s):
+            return True
+        if not is_expected:
+            self._saved = min(self._saved, -self._account.steps_until(cost_s, plain_s))
+        return False
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""

@@ -66,6 +66,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._rows: dict[int, _Rows] = {}
+        self._told: dict[tuple[int, int], float | None] = {}  # until something is measured
 
     def add(self, rows: int, tokens: int, elapsed_s: float) -> None:
         """A step of `rows` sequences checked `tokens` tokens, at least one a row."""
@@ -74,6 +75,7 @@ class StepTimes:
             own = self._rows[size_class(rows)] = _Rows()
         own.rows = rows
         own.num_steps += 1
+        self._told.clear()
         key = _width_class(rows, tokens)
         figure = own.figures.get(key)
         if figure is None:
@@ -94,6 +96,7 @@ class StepTimes:
             return
         own = self._rows[size_class(rows)]
         own.num_steps += 1
+        self._told.clear()
         own.trees.add(elapsed_s / chain_s)
         own.trees.renewed = own.num_steps
 
@@ -124,9 +127,14 @@ class StepTimes:
         return 0 if own is None or figure is None else own.num_steps - figure.renewed
 
     def step_s(self, rows: int, tokens: int) -> float | None:
-        """A step that checks `tokens`: as measured, or by what was measured for more and for fewer. None while not even
-        the plain step is known.
+        """A step that checks `tokens`: as measured, but no longer than one that checks more; or by what was measured
+        for more and for fewer. None while not even the plain step is known.
         """
+        if (rows, tokens) not in self._told:
+            self._told[rows, tokens] = self._step_s(rows, tokens)
+        return self._told[rows, tokens]
+
+    def _step_s(self, rows: int, tokens: int) -> float | None:
         plain = self._figure(rows, 0)
         if plain is None or tokens <= rows:
             return None if plain is None else plain.time * rows
@@ -134,7 +142,12 @@ class StepTimes:
         width = tokens / rows
         own = self._rows[size_class(rows)]
         if exact is not None and abs(exact.width - width) < 0.02 * width:
-            return exact.at(own.num_steps) * rows
+            wider = [
+                figure.at(own.num_steps)
+                for figure in own.figures.values()
+                if figure.width > width and len(figure.times) >= ENOUGH
+            ]
+            return min(exact.at(own.num_steps), *wider) * rows if wider else exact.at(own.num_steps) * rows
         known = sorted(
             (figure.width, figure.at(own.num_steps))
             for key, figure in own.figures.items()

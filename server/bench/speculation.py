@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from engine.batch import Flight, Row, Runner, SampledToken
     from engine.core import Engine
+    from engine.speculation.controller import Controller
 
 ROOT: Final = Path(__file__).parents[2]
 PICTURES: Final = ("kitchen", "garden", "street", "farm", "desk", "penguins", "fruit", "gallery", "music")
@@ -150,7 +151,6 @@ class Bench:
         import torch
 
         from engine.load import load_runner
-        from engine.speculation.controller import Controller
 
         self._settings = Settings.load(options).resolve_model()
         config = self._settings.engine_config()
@@ -161,8 +161,7 @@ class Bench:
         self._clock = time.thread_time if is_one_thread else time.perf_counter
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
-        drafter = self._runner.drafter
-        self._learnt = Controller() if drafter is None else Controller(drafter.cost, drafter.late_cost)
+        self._learnt = self._controller()
         self._num_streams = 1
         self._dictation = load_tokenizer(ModelFolder(self._config.model)).encode((ROOT / "LICENSE").read_text()).ids
 
@@ -177,6 +176,7 @@ class Bench:
                 engine.speculator.controller = Always(always)
 
         self._num_streams = num_streams
+        self._learnt = self._controller()  # so that no row depends on those before it
         streams = [WORKLOADS[workload](self, index) for index in range(num_streams)]
         script = self._dictation if workload == "dictation" else None
         sides: dict[str, list[Figures]] = {"none": [], self._config.speculation: []}
@@ -210,6 +210,13 @@ class Bench:
             "tokens/s ×": 1 / ratio(lambda one: one.tokens / one.elapsed_s),
             "same text": f"{same}/{len(first.answers)}",
         }
+
+    def _controller(self) -> Controller:
+        """One that knows nothing yet."""
+        from engine.speculation.controller import Controller
+
+        drafter = self._runner.drafter
+        return Controller() if drafter is None else Controller(drafter.cost, drafter.late_cost)
 
     # ---- workloads ---------------------------------------------------------------------------------------------------
 

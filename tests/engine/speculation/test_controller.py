@@ -326,6 +326,15 @@ def test_what_drafts_cost_other_row_counts_is_believed_until_it_is_measured() ->
     assert times.step_s(4, 16) == pytest.approx(3e-3)
 
 
+def test_no_step_takes_longer_than_one_that_checks_more() -> None:
+    """Whatever a busy machine made of it."""
+    times = StepTimes()
+    for tokens, elapsed in ((1, 1.0), (2, 5.0), (4, 2.0)):
+        for _ in range(3):
+            times.add(1, tokens, elapsed)
+    assert [times.step_s(1, tokens) for tokens in (1, 2, 4)] == [1.0, 2.0, 2.0]
+
+
 def test_of_two_measurements_a_hiccup_does_not_count() -> None:
     times = StepTimes()
     for _ in range(3):
