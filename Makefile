@@ -23,7 +23,7 @@ help:
 	@echo "make bench   measure this machine against plain transformers"
 
 # One stamp a set of packages: made again when the project's description, its pins or what is compiled change.
-INSTALLED := pyproject.toml setup.py constraints.txt engine/cpu/step.cpp engine/cpu/head.h
+INSTALLED := pyproject.toml setup.py constraints.txt engine/cpu/step.cpp $(wildcard engine/cpu/*.h)
 
 $(VENV)/.serve: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

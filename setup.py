@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 
@@ -10,7 +11,7 @@ from setuptools import Extension, setup
 step = Extension(
     "engine.cpu._step",
     ["engine/cpu/step.cpp"],
-    depends=["engine/cpu/head.h"],
+    depends=sorted(glob("engine/cpu/*.h")),
     language="c++",
     # No fused products where the file does not ask for them: a compiler fuses one copy of a function and not another,
     # and a token's sums would depend on its place in a step.

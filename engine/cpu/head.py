@@ -209,7 +209,7 @@ class NativeHead:
         """
         base, stride = self._table_at, self._table_bytes
         addresses = array("Q")
-        table, ends = array("i"), array("i")  # `Row` of step.cpp
+        table, ends = array("i"), array("i")  # `Row` of layout.h
         for index, row in enumerate(rows):
             first = len(addresses)
             table.extend((row.table_row, row.start - _LAG, first, len(row.token_ids), 0))

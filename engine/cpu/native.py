@@ -20,7 +20,7 @@ from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
 
 VERSION: Final = 3
-"""Of what step.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
+"""Of what layout.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
 """Outputs whose weights stand together."""
@@ -36,7 +36,7 @@ _P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` of step.cpp."""
+    """`Matrix` of layout.h."""
 
     _fields_ = (
         ("weights", _P),
@@ -49,7 +49,7 @@ class Matrix(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of step.cpp."""
+    """`Layer` of layout.h."""
 
     _fields_ = (
         ("attention_norm", _P),
@@ -63,7 +63,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """`Model` of step.cpp."""
+    """`Model` of layout.h."""
 
     _fields_ = (
         ("layers", _P),
@@ -80,7 +80,7 @@ class Model(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """`Step` of step.cpp."""
+    """`Step` of layout.h."""
 
     _fields_ = (
         ("rows", _P),

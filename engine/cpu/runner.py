@@ -150,7 +150,7 @@ class CpuRunner(TorchRunner):
         a step has ten.
         """
         rows, shared = self._without_trees(rows)
-        table = array("i")  # `Row` of step.cpp
+        table = array("i")  # `Row` of layout.h
         ids: list[int] = []
         ends = array("i")
         for row, num_shared in zip(rows, shared, strict=True):

@@ -1,0 +1,274 @@
+// Attention over slots of the KV pool, and what goes there.
+
+namespace {
+
+// Slots lie anywhere, so no prefetcher of the processor knows where the next is. A block of them is fetched whole, for
+// all heads, which come one after the other.
+void fetch(const uint16_t* pool, const int32_t* slots, size_t slot_size, int first, int end) {
+    for (int k = first; k < std::min(end, first + KEYS); k++)
+        for (size_t i = 0; i < slot_size; i += 32)
+            _mm_prefetch((const char*)(pool + slots[k] * slot_size + i), _MM_HINT_T0);
+}
+
+// Sixteen vectors of sixteen 32-bit numbers, columns for rows.
+void transpose(__m512i* v) {
+    __m512i w[16];
+    for (int i = 0; i < 16; i += 2) {
+        w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+        w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            v[i + 2 * j] = _mm512_unpacklo_epi64(w[i + j], w[i + j + 2]);
+            v[i + 2 * j + 1] = _mm512_unpackhi_epi64(w[i + j], w[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 2; j++) {
+            w[8 * j + i] = _mm512_shuffle_i32x4(v[8 * j + i], v[8 * j + i + 4], 0x88);
+            w[8 * j + i + 4] = _mm512_shuffle_i32x4(v[8 * j + i], v[8 * j + i + 4], 0xdd);
+        }
+    for (int i = 0; i < 8; i++) {
+        v[i] = _mm512_shuffle_i32x4(w[i], w[i + 8], 0x88);
+        v[i + 8] = _mm512_shuffle_i32x4(w[i], w[i + 8], 0xdd);
+    }
+}
+
+// Scores of COUNT queries, of `stride` pairs each, for 16 * VECTORS keys that stand in columns (VECTORS, pairs, 16).
+template <int COUNT, int VECTORS>
+void score(const int32_t* query, int stride, int pairs, const __m512i* keys, float* scores) {
+    Floats sum[COUNT][VECTORS];
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) sum[q][v] = Floats{};
+    for (int pair = 0; pair < pairs; pair++)
+        for (int q = 0; q < COUNT; q++) {
+            const __m512bh two = (__m512bh)_mm512_set1_epi32(query[q * stride + pair]);
+            for (int v = 0; v < VECTORS; v++)
+                sum[q][v] = (Floats)_mm512_dpbf16_ps((__m512)sum[q][v], (__m512bh)keys[v * COLUMNS + pair], two);
+        }
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(scores + q * KEYS + 16 * v, (__m512)sum[q][v]);
+}
+
+// Adds values of keys [first, last), 16 * VECTORS dimensions from `dim` on, to the sums of COUNT queries.
+template <int COUNT, int VECTORS>
+void add_values(const uint16_t* const* values, int first, int last, int dim, int dims, const float* weights,
+                float* sums, int stride) {
+    Floats sum[COUNT][VECTORS];
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) sum[q][v] = (Floats)_mm512_load_ps(sums + q * stride + dim + 16 * v);
+    for (int key = first; key < last; key++) {
+        __m512 value[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {  // a load under a mask would keep sums out of registers, in gcc 12
+            const uint16_t* from = values[key] + dim + 16 * v;
+            value[v] = VECTORS == 4 ? widen(_mm256_loadu_si256((const __m256i*)from)) : load_bf16(from, dims - dim);
+        }
+        for (int q = 0; q < COUNT; q++)
+            for (int v = 0; v < VECTORS; v++)
+                sum[q][v] = (Floats)_mm512_fmadd_ps(_mm512_set1_ps(weights[q * KEYS + key]), value[v], (__m512)sum[q][v]);
+    }
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + q * stride + dim + 16 * v, (__m512)sum[q][v]);
+}
+
+using Score = decltype(&score<1, 1>);
+using AddValues = decltype(&add_values<1, 1>);
+
+// By queries less one, and sixteens of keys less one.
+constexpr Score SCORE[TOGETHER][KEYS / 16] = {
+    {score<1, 1>, score<1, 2>, score<1, 3>, score<1, 4>}, {score<2, 1>, score<2, 2>, score<2, 3>, score<2, 4>},
+    {score<3, 1>, score<3, 2>, score<3, 3>, score<3, 4>}, {score<4, 1>, score<4, 2>, score<4, 3>, score<4, 4>},
+    {score<5, 1>, score<5, 2>, score<5, 3>, score<5, 4>}, {score<6, 1>, score<6, 2>, score<6, 3>, score<6, 4>},
+};
+// By queries less one, for 16 and for 64 dimensions.
+constexpr AddValues ADD_VALUES[TOGETHER][2] = {
+    {add_values<1, 1>, add_values<1, 4>}, {add_values<2, 1>, add_values<2, 4>}, {add_values<3, 1>, add_values<3, 4>},
+    {add_values<4, 1>, add_values<4, 4>}, {add_values<5, 1>, add_values<5, 4>}, {add_values<6, 1>, add_values<6, 4>},
+};
+
+// What attention is given and gives: queries bfloat16 (tokens, heads, query_stride), zeros behind head_dim, and
+// attended (tokens, padded heads * head_dim).
+struct Heads {
+    uint16_t* query;
+    int query_stride;
+    float* attended;
+};
+
+// Consecutive tokens whose attention is computed together: tokens [from, from + count) of a row, or, where there are
+// several rows, all of theirs. What precedes `common`, a multiple of KEYS, is in the same slots for all rows then.
+struct Part {
+    const Row* row;
+    int num_rows, from, count, common;
+};
+
+// Attention of a part of a step for the heads that share one key head, block by block of keys: what a query has seen so
+// far is in `sums`, `largest` and `total`. Softmax is taken block by block (arXiv:2205.14135): sums shrink whenever a
+// larger score comes. Queries that see the same block share reading it, and nothing else.
+class Attention {
+  public:
+    Attention(const Model& model, const Step& step, const Heads& heads, int layer, const Part& part, int kv_head)
+        : dim_(model.head_dim),
+          group_(model.num_heads / model.num_kv_heads),
+          kv_head_(kv_head),
+          slot_size_(size_t(2) * model.num_kv_heads * dim_),
+          stride_((dim_ + 15) / 16 * 16),
+          query_pairs_(heads.query_stride / 2),
+          pool_(step.kv_pool + size_t(layer) * step.num_slots * slot_size_ + size_t(kv_head) * dim_),
+          scale_(_mm512_set1_ps(1.0f / std::sqrt(float(dim_)))) {
+        const int first_token = part.row->first + part.from;
+        for (int t = 0; t < part.count; t++)
+            std::memcpy(
+                query_ + t * group_ * query_pairs_,
+                heads.query + (size_t(first_token + t) * model.num_heads + kv_head * group_) * heads.query_stride,
+                size_t(group_) * heads.query_stride * 2);
+        const int num_queries = part.count * group_;
+        for (int q = 0; q < num_queries; q++) {
+            largest_[q] = -INFINITY;
+            total_[q] = 0;
+        }
+        std::memset(sums_, 0, size_t(num_queries) * stride_ * sizeof(float));
+
+        int query = 0;
+        for (const Row* row = part.row; row < part.row + part.num_rows; row++) {
+            const int from = row == part.row ? part.from : 0, count = part.num_rows == 1 ? part.count : row->length;
+            for (int q = 0; q < count * group_; q++) position_[query++] = row->start + from + q / group_;
+        }
+        query = 0;
+        for (const Row* row = part.row; row < part.row + part.num_rows; row++) {
+            const int32_t* slots = step.slot_table + row->table_row * step.table_width;
+            if (row == part.row) see(slots, 0, part.common, 0, num_queries);
+            const int own = group_ * (part.num_rows == 1 ? part.count : row->length);
+            see(slots, part.common, position_[query + own - 1] + 1, query, query + own);
+            query += own;
+        }
+
+        for (int q = 0; q < num_queries; q++) {
+            float* to = heads.attended + size_t(first_token + q / group_) * padded(model.num_heads * dim_) +
+                        (kv_head * group_ + q % group_) * dim_;
+            const __m512 inverse = _mm512_set1_ps(1.0f / total_[q]);
+            for (int d = 0; d < dim_; d += 16)
+                _mm512_mask_storeu_ps(to + d, first_lanes(dim_ - d),
+                                      _mm512_mul_ps(_mm512_load_ps(sums_ + q * stride_ + d), inverse));
+        }
+    }
+
+  private:
+    // Queries [first_query, last_query) see the keys of positions [begin, end), each up to its own position.
+    void see(const int32_t* slots, int begin, int end, int first_query, int last_query) {
+        if (kv_head_ == 0) fetch(pool_, slots, slot_size_, begin, end);
+        for (int first = begin; first < end; first += KEYS) {
+            const int num_keys = std::min(KEYS, end - first);
+            const uint16_t* values[KEYS];
+            for (int k = 0; k < num_keys; k++) values[k] = pool_ + slots[first + k] * slot_size_ + slot_size_ / 2;
+            if (kv_head_ == 0) fetch(pool_, slots, slot_size_, first + KEYS, end);
+            compare(values, num_keys, first_query, last_query);
+            for (int q = first_query; q < last_query; q++)
+                weigh(q, std::min(num_keys, position_[q] + 1 - first));
+            for (int q = first_query, num; q < last_query; q += num) {
+                num = std::min(TOGETHER, last_query - q);
+                add(values, num_keys, first, q, num);
+            }
+        }
+    }
+
+    void compare(const uint16_t* const* values, int num_keys, int first_query, int last_query) {
+        const int pairs = (dim_ + 1) / 2, vectors = (num_keys + 15) / 16;
+        for (int v = 0; v < vectors; v++)
+            for (int pair = 0; pair < pairs; pair += 16) {
+                __m512i* columns = columns_ + v * COLUMNS + pair;
+                for (int j = 0; j < 16; j++)  // lanes beyond the last key repeat it; nobody looks at them
+                    columns[j] = _mm512_maskz_loadu_epi32(
+                        first_lanes(pairs - pair),
+                        values[std::min(16 * v + j, num_keys - 1)] - slot_size_ / 2 + 2 * pair);
+                transpose(columns);
+            }
+        for (int q = first_query, num; q < last_query; q += num) {
+            num = std::min(TOGETHER, last_query - q);
+            SCORE[num - 1][vectors - 1](query_ + q * query_pairs_, query_pairs_, pairs, columns_, scores_ + q * KEYS);
+        }
+    }
+
+    // Scores of a query become weights of the values; what it has seen before shrinks.
+    void weigh(int q, int seen) {
+        if (seen <= 0) return;
+        const int vectors = (seen + 15) / 16;
+        float* s = scores_ + q * KEYS;
+        __m512 v[KEYS / 16], most = _mm512_set1_ps(largest_[q]);
+        for (int i = 0; i < vectors; i++) {
+            v[i] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), first_lanes(seen - 16 * i),
+                                      _mm512_load_ps(s + 16 * i), scale_);
+            most = _mm512_max_ps(most, v[i]);
+        }
+        const float now = _mm512_reduce_max_ps(most);
+        __m512 sum = _mm512_setzero_ps();
+        for (int i = 0; i < vectors; i++) {
+            v[i] = _mm512_maskz_mov_ps(first_lanes(seen - 16 * i), exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
+            sum = _mm512_add_ps(sum, v[i]);
+            _mm512_store_ps(s + 16 * i, v[i]);
+        }
+        const __m512 shrink = _mm512_set1_ps(_mm512_cvtss_f32(exponential(_mm512_set1_ps(largest_[q] - now))));
+        total_[q] = total_[q] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
+        largest_[q] = now;
+        for (int d = 0; d < stride_; d += 16) {
+            float* own = sums_ + q * stride_ + d;
+            _mm512_store_ps(own, _mm512_mul_ps(_mm512_load_ps(own), shrink));
+        }
+    }
+
+    // Queries [q, q + num) take values in, each of as many keys as it sees: what all see is read once, then the rest.
+    void add(const uint16_t* const* values, int num_keys, int first, int q, int num) {
+        const int end = q + num;
+        for (int done = 0; q < end; q++) {
+            const int seen = std::min(num_keys, position_[q] + 1 - first);
+            if (seen <= done) continue;
+            const AddValues* by = ADD_VALUES[end - q - 1];
+            for (int d = 0; d < dim_;) {
+                const bool is_whole = d + 64 <= dim_;
+                by[is_whole](values, done, seen, d, dim_, scores_ + q * KEYS, sums_ + q * stride_, stride_);
+                d += is_whole ? 64 : 16;
+            }
+            done = seen;
+        }
+    }
+
+    const int dim_, group_, kv_head_;
+    const size_t slot_size_;
+    const int stride_, query_pairs_;
+    const uint16_t* const pool_;
+    const __m512 scale_;
+    alignas(64) int32_t query_[QUERIES * HEAD_DIM / 2];  // (queries, query_pairs)
+    alignas(64) __m512i columns_[KEYS / 16 * COLUMNS];
+    alignas(64) float scores_[QUERIES * KEYS];
+    alignas(64) float sums_[QUERIES * HEAD_DIM];  // (queries, stride)
+    float largest_[QUERIES], total_[QUERIES];
+    int position_[QUERIES];  // rises from query to query of a row
+};
+
+// One token's queries and keys normalised where the model does that, and rotated; keys and values go to its slot.
+void place_heads(const Model& model, const Step& step, const Heads& heads, const Layer& layer, int index, int token,
+                 int slot, float* qkv) {
+    const int dim = model.head_dim, half = dim / 2, queries = model.num_heads, kv_heads = model.num_kv_heads;
+    uint16_t* cell = step.kv_pool + (size_t(index) * step.num_slots + slot) * 2 * kv_heads * dim;
+    alignas(64) float cosine[HEAD_DIM], sine[HEAD_DIM], rotated[HEAD_DIM];
+    const uint16_t* rotation = step.rotation + step.rotation_rows[token] * 2 * dim;
+    for (int d = 0; d < dim; d += 16) {
+        _mm512_store_ps(cosine + d, load_bf16(rotation + d, dim - d));
+        _mm512_store_ps(sine + d, load_bf16(rotation + dim + d, dim - d));
+    }
+    for (int h = 0; h < queries + kv_heads; h++) {
+        float* x = qkv + h * dim;
+        if (layer.qk_norm) {
+            const float factor = 1.0f / std::sqrt(square_sum(x, dim) / dim + model.eps);
+            for (int d = 0; d < dim; d++) x[d] = x[d] * factor * layer.qk_norm[h * dim + d];
+        }
+        for (int d = 0; d < half; d++) {
+            rotated[d] = x[d] * cosine[d] + x[d + half] * sine[d];
+            rotated[d + half] = x[d + half] * cosine[d + half] + x[d] * sine[d + half];
+        }
+        uint16_t* query = heads.query + (size_t(token) * queries + h) * heads.query_stride;
+        store_bf16(h < queries ? query : cell + (h - queries) * dim, rotated, dim);
+        if (h < queries) std::memset(query + dim, 0, (heads.query_stride - dim) * 2);
+    }
+    store_bf16(cell + kv_heads * dim, qkv + (queries + kv_heads) * dim, kv_heads * dim);
+}
+
+}  // namespace

@@ -1,0 +1,73 @@
+// What native.py and the native code tell each other: these structs are declared there a second time. A part of
+// step.cpp, as all headers of this folder are.
+
+namespace {
+
+constexpr int VERSION = 3;     // of what native.py is told of this file
+constexpr int GROUP = 128;     // outputs whose weights stand together
+constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
+constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
+constexpr int TOKENS = 48;     // of a product at once: their results stay in the first cache
+constexpr int FEW = 3;         // tokens by a whole group of outputs
+constexpr int MANY = 6;        // tokens by a half of it
+constexpr int AHEAD = 16;      // pairs of inputs whose weights are fetched before they are needed
+constexpr int WORTH_WAKING = 1 << 18;  // logits to be compared
+constexpr int KEYS = 64;       // attention looks at so many positions at once
+constexpr int QUERIES = 64;    // and so many heads of query tokens
+constexpr int TOGETHER = 6;    // of them share registers
+constexpr int HEAD_DIM = 256;  // at most
+constexpr int COLUMNS = HEAD_DIM / 2;
+
+struct Matrix {
+    const char* weights;
+    const float* scales;  // (padded outputs,); ones where weights are bfloat16
+    const float* bias;    // (padded outputs,)
+    int32_t inputs;       // padded
+    int32_t outputs;      // not padded
+    int32_t is_int8;
+};
+
+struct Layer {
+    const float* attention_norm;  // (padded hidden,)
+    const float* qk_norm;         // (heads + kv_heads, head_dim) or null
+    const float* mlp_norm;
+    Matrix qkv;
+    Matrix out;
+    Matrix gate_up;  // groups of 32 gates and their 32 ups
+    Matrix down;
+};
+
+struct Model {
+    const Layer* layers;
+    const float* norm;
+    Matrix head;
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
+    float eps;
+};
+
+struct Row {
+    int32_t table_row, start, first, length;  // tokens [first, first + length) at positions start, start + 1, ...
+    int32_t shared;                           // so many first positions are in the slots of the row before it
+};
+
+struct Step {
+    const Row* rows;
+    const uint16_t* const* embeddings;  // of each token bfloat16 (hidden * (1 + taps),)
+    const int32_t* taps;                // what follows a token's embedding is added after layers 0, 1, ... (DeepStack)
+    const uint16_t* rotation;           // bfloat16 (any, 2, head_dim): cosines, and sines with the first half negated
+    const int64_t* rotation_rows;       // of each token
+    const int32_t* slot_table;          // (any, table_width)
+    uint16_t* kv_pool;                  // bfloat16 (layers, num_slots, 2, kv_heads, head_dim)
+    const int32_t* ends;                // tokens whose logits are wanted
+    float* logits;                      // (num_ends, vocab)
+    char* workspace;
+    const int32_t* told;                // after so many layers, hidden states are told to a draft head
+    uint16_t* features;                 // bfloat16 (num_slots, num_told * hidden): there, by slot
+    int64_t num_slots, table_width;
+    int32_t num_rows, num_tokens, num_ends, num_told;
+};
+
+int padded(int count) { return (count + HALF - 1) / HALF * HALF; }
+int blocks_of(int inputs) { return (inputs + BLOCK - 1) / BLOCK; }
+
+}  // namespace

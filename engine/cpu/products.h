@@ -1,0 +1,163 @@
+// Products of tokens and weights.
+//
+// A weight matrix is kept in groups of 128 outputs, each group pair of inputs by pair of inputs:
+//
+//     [group][pair][8 vectors][16 outputs][2 inputs]        of int8 or bfloat16
+//
+// so that one instruction (vpdpwssd, vdpbf16ps) adds two inputs' products to sixteen outputs, and a step reads weights
+// in the order in which they lie. int8 weights are multiplied as integers: a row of inputs becomes 16-bit fixed point
+// with a scale for each BLOCK inputs, finer than bfloat16 is (a bfloat16 has 8 bits, the largest value of a block here
+// has 15), and sums of integers are exact. Registers hold the sums of three tokens by 128 outputs, which read weights
+// once and as they lie, or of six by 64, which multiply more for each weight that they load: the first for steps of up
+// to three tokens, where reading weights is what takes the time, the second for others. Sums are the same in both.
+
+namespace {
+
+// Rows of inputs as products take them: 16 bits each, bfloat16 or fixed point with a scale for each block.
+struct Inputs {
+    uint16_t* values;  // (tokens, padded inputs)
+    float* scales;     // (tokens, blocks)
+};
+
+// One token's inputs x, times `factor` and `weight` (null: neither), in the form that `matrix` takes.
+void prepare(const Matrix& matrix, const Inputs& in, int token, const float* x, float factor, const float* weight) {
+    alignas(64) float y[BLOCK];
+    for (int first = 0; first < matrix.inputs; first += BLOCK) {
+        const int count = std::min(BLOCK, matrix.inputs - first);
+        uint16_t* to = in.values + size_t(token) * matrix.inputs + first;
+        __m512 largest = _mm512_setzero_ps();
+        for (int i = 0; i < count; i += 16) {
+            __m512 v = _mm512_loadu_ps(x + first + i);
+            if (weight)
+                v = _mm512_mul_ps(_mm512_mul_ps(v, _mm512_set1_ps(factor)), _mm512_loadu_ps(weight + first + i));
+            _mm512_store_ps(y + i, v);
+            largest = _mm512_max_ps(largest, _mm512_abs_ps(v));
+        }
+        if (!matrix.is_int8) {
+            store_bf16(to, y, count);
+            continue;
+        }
+        const float most = _mm512_reduce_max_ps(largest);
+        const __m512 up = _mm512_set1_ps(most > 0 ? 32767.0f / most : 0.0f);
+        in.scales[token * blocks_of(matrix.inputs) + first / BLOCK] = most / 32767.0f;
+        for (int i = 0; i < count; i += 16) {
+            const __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(y + i), up));
+            _mm256_storeu_si256((__m256i*)(to + i), _mm512_cvtsepi32_epi16(fixed));
+        }
+    }
+}
+
+void prepare_normed(const Matrix& matrix, const Inputs& in, int token, const float* x, const float* weight,
+                    const Model& model) {
+    const float mean = square_sum(x, model.hidden) / model.hidden;
+    prepare(matrix, in, token, x, 1.0f / std::sqrt(mean + model.eps), weight);
+}
+
+struct Int8 {
+    typedef int Sum __attribute__((vector_size(64)));  // see Floats
+    static constexpr int BYTES = 32;
+    static __m512i load(const char* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
+    static Sum add(Sum sum, __m512i w, __m512i x) { return (Sum)_mm512_dpwssd_epi32((__m512i)sum, w, x); }
+    static __m512 value(Sum sum, float scale) {
+        return _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)sum), _mm512_set1_ps(scale));
+    }
+};
+
+struct Bf16 {
+    typedef Floats Sum;
+    static constexpr int BYTES = 64;
+    static __m512i load(const char* from) { return _mm512_loadu_si512(from); }
+    static Sum add(Sum sum, __m512i w, __m512i x) {
+        return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+    }
+    static __m512 value(Sum sum, float) { return (__m512)sum; }
+};
+
+// COUNT rows of x by 16 * VECTORS outputs, over `pairs` pairs of inputs: added to `result` (tokens, GROUP), or put
+// there. `ahead` goes with `weights` from pair to pair, and what it points to is fetched: into the first cache where a
+// step has so few tokens that reading weights is what takes the time, else into the second.
+template <class Weight, int COUNT, int VECTORS>
+void tile(const char* weights, const char* ahead, const uint16_t* x, size_t stride, int pairs, const float* scales,
+          int num_scales, bool is_first, float* result) {
+    typename Weight::Sum sum[COUNT][VECTORS];
+    for (int t = 0; t < COUNT; t++)
+        for (int v = 0; v < VECTORS; v++) sum[t][v] = typename Weight::Sum{};
+    for (int pair = 0; pair < pairs; pair++, weights += 8 * Weight::BYTES, ahead += 8 * Weight::BYTES) {
+        for (int line = 0; line < VECTORS * Weight::BYTES; line += 64)
+            _mm_prefetch(ahead + line, COUNT <= FEW ? _MM_HINT_T0 : _MM_HINT_T1);
+        for (int half = 0; half < VECTORS; half += 4) {  // four by four, or registers would not do
+            __m512i w[4];
+            for (int v = 0; v < 4; v++) w[v] = Weight::load(weights + (half + v) * Weight::BYTES);
+            for (int t = 0; t < COUNT; t++) {
+                int32_t two;
+                std::memcpy(&two, x + t * stride + 2 * pair, sizeof two);
+                for (int v = 0; v < 4; v++)
+                    sum[t][half + v] = Weight::add(sum[t][half + v], w[v], _mm512_set1_epi32(two));
+            }
+        }
+    }
+    for (int t = 0; t < COUNT; t++)
+        for (int v = 0; v < VECTORS; v++) {
+            float* to = result + t * GROUP + 16 * v;
+            const __m512 value = Weight::value(sum[t][v], scales[t * num_scales]);
+            _mm512_store_ps(to, is_first ? value : _mm512_add_ps(_mm512_load_ps(to), value));
+        }
+}
+
+// Tiles of tokens [first, first + count) by a group of outputs (VECTORS is 8) or one half of it.
+template <class Weight, int VECTORS>
+void tiles(const Matrix& matrix, int half, const Inputs& in, int first, int count, float* result) {
+    using Tile = decltype(&tile<Weight, 1, 4>);
+    static constexpr Tile WIDE[] = {tile<Weight, 1, VECTORS>, tile<Weight, 2, VECTORS>, tile<Weight, 3, VECTORS>};
+    static constexpr Tile TALL[] = {tile<Weight, 1, 4>, tile<Weight, 2, 4>, tile<Weight, 3, 4>,
+                                    tile<Weight, 4, 4>, tile<Weight, 5, 4>, tile<Weight, 6, 4>};
+    constexpr int PAIR = 8 * Weight::BYTES;
+    const int num_scales = blocks_of(matrix.inputs);
+    const size_t stride = matrix.inputs;
+    for (int input = 0; input < matrix.inputs; input += BLOCK) {
+        const char* w = matrix.weights + (half / 2 * stride + input) / 2 * PAIR + half % 2 * (PAIR / 2);
+        const int pairs = std::min(BLOCK, matrix.inputs - input) / 2;
+        const uint16_t* x = in.values + first * stride + input;
+        const float* scales = in.scales + first * num_scales + input / BLOCK;
+        if (count <= FEW) {
+            WIDE[count - 1](w, w + AHEAD * PAIR, x, stride, pairs, scales, num_scales, input == 0, result);
+            continue;
+        }
+        for (int v = 0; v < VECTORS; v += 4, w += PAIR / 2) {  // a half after the other, which the first cache holds
+            const char* next = v + 4 < VECTORS ? w + PAIR / 2 : w + pairs * PAIR - v * Weight::BYTES;
+            for (int t = 0, now; t < count; t += now) {
+                const int num_tiles = (count - t + MANY - 1) / MANY;
+                now = (count - t + num_tiles - 1) / num_tiles;  // tiles alike: 4 and 3 are quicker than 6 and 1
+                TALL[now - 1](w, t ? w : next, x + t * stride, stride, pairs, scales + t * num_scales, num_scales,
+                              input == 0, result + t * GROUP + v * 16);
+            }
+        }
+    }
+}
+
+// All outputs of all tokens: `take(token, half, y)` gets 64 of them at a time, y[4] with scales and biases applied.
+template <class Take>
+void multiply(const Crew& crew, const Matrix& matrix, const Inputs& in, int num_tokens, const Take& take) {
+    const int halves = padded(matrix.outputs) / HALF, chunks = (num_tokens + TOKENS - 1) / TOKENS;
+    const int wide = crew.count() == 1 || halves * chunks >= 8 * crew.count() ? 2 : 1;
+    crew.run((halves + wide - 1) / wide * chunks, [&](int item) {
+        alignas(64) float result[TOKENS * GROUP];
+        const int first = item % chunks * TOKENS, count = std::min(TOKENS, num_tokens - first);
+        const int half = item / chunks * wide, num = std::min(wide, halves - half);
+        const auto compute = matrix.is_int8 ? (num == 2 ? tiles<Int8, 8> : tiles<Int8, 4>)
+                                            : (num == 2 ? tiles<Bf16, 8> : tiles<Bf16, 4>);
+        compute(matrix, half, in, first, count, result);
+        for (int h = half; h < half + num; h++) {
+            const float *scale = matrix.scales + h * HALF, *bias = matrix.bias + h * HALF;
+            for (int t = 0; t < count; t++) {
+                __m512 y[4];
+                for (int v = 0; v < 4; v++)
+                    y[v] = _mm512_fmadd_ps(_mm512_load_ps(result + t * GROUP + (h - half) * HALF + 16 * v),
+                                           _mm512_loadu_ps(scale + 16 * v), _mm512_loadu_ps(bias + 16 * v));
+                take(first + t, h, y);
+            }
+        }
+    });
+}
+
+}  // namespace
