@@ -49,7 +49,7 @@ _STREAMS: Final = {
 """Scheme → (FFmpeg's demuxer, protocols that it may use). It is never asked to guess."""
 _PICTURES: Final = ("http", "https")
 
-_PASSWORD: Final = re.compile(r"//[^/@]*@")
+_NO_MEMORY: Final = "the source needs more memory to be decoded than there is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,8 @@ class LiveSource:
             except ClientError:  # cameras send a damaged picture now and then
                 if num_bad == _MOST_BAD:
                     raise
+            except MemoryError:
+                raise ClientError(_NO_MEMORY, code="bad_source") from None
         raise AssertionError
 
     def _run(self) -> None:
@@ -136,7 +138,7 @@ class LiveSource:
             else:
                 self._error = error
         except MemoryError:
-            self._error = ClientError("the source needs more memory to be decoded than there is", code="bad_source")
+            self._error = ClientError(_NO_MEMORY, code="bad_source")
         except BaseException as error:
             self._error = error
         finally:
@@ -185,6 +187,13 @@ def reader_of(source: str, limits: MediaLimits, reconnect_s: float) -> Reader:
     if not stat.S_ISREG(mode):
         raise ClientError(f"{source!r} is neither a file nor a camera.", code="bad_source")
     return lambda stop: _file(path, limits, stop)
+
+
+def shown(address: str) -> str:
+    """An address as errors may show it: without user and password, which may hold any character, and without a query,
+    where cameras take passwords too.
+    """
+    return re.split("[?#]", re.sub(r"//.*@", "//", address, flags=re.DOTALL))[0]
 
 
 def _file(path: Path, limits: MediaLimits, stop: threading.Event) -> Frames:
@@ -236,7 +245,7 @@ def _pictures(source: str, limits: MediaLimits, stop: threading.Event) -> Connec
     """Every picture of an address until it ends or fails."""
     from server.mjpeg import pictures_of
 
-    for data in pictures_of(source, _PASSWORD.sub("//", source), _TIMEOUT_S):
+    for data in pictures_of(source, shown(source), _TIMEOUT_S, stop.is_set):
         if stop.is_set():
             return
         yield partial(_decoded, data, limits)
@@ -256,7 +265,7 @@ def _video(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop:
     options = {"protocol_whitelist": protocols, "fflags": "nobuffer", "max_pixels": str(limits.max_video_pixels)}
     if demuxer == "rtsp":
         options["rtsp_transport"] = "tcp"
-    name = _PASSWORD.sub("//", source)
+    name = shown(source) if "://" in source else source
     with _in_plain_words(name):
         container = av.open(source, "r", format=demuxer, options=options, timeout=_TIMEOUT_S)
     with container:
@@ -265,14 +274,16 @@ def _video(source: str, demuxer: str, protocols: str, limits: MediaLimits, stop:
         stream = container.streams.video[0]
         if stream.codec_context is None or stream.codec_context.name not in CODECS:
             raise ClientError(f"{name} gives video of a kind that is not read here", code="bad_source")
-        frames = container.decode(stream)
+        packets = container.demux()  # of all streams, so that one of sound alone can be left too
         while not stop.is_set():
             with _in_plain_words(name):
-                frame = next(frames, None)
-            if frame is None:
-                return
-            check_size(frame.width, frame.height, limits)
-            yield partial(upright, frame)
+                packet = next(packets, None)
+                if packet is None:
+                    return
+                frames = stream.decode(packet) if packet.stream.index == stream.index else []
+            for frame in frames:
+                check_size(frame.width, frame.height, limits)
+                yield partial(upright, frame)
 
 
 @contextmanager
@@ -289,4 +300,4 @@ def _in_plain_words(name: str) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or type(error).__name__
         if isinstance(error, av.error.ExitError) or time.monotonic() - started >= _TIMEOUT_S:  # RTSP calls it otherwise
             reason = f"nothing came for {_TIMEOUT_S:g} s"
-        raise ClientError(f"{name} cannot be read: {reason}", code="bad_source") from error
+        raise ClientError(f"{name} cannot be read: {reason}", code="bad_source") from None  # it quotes the address

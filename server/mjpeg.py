@@ -12,10 +12,11 @@ An address that gives one picture at a time (`image/jpeg`) is a source of one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from preprocess.errors import ClientError
+from preprocess.errors import BeholderError, ClientError
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +29,11 @@ _MARKER: Final = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 _RESTARTS: Final = range(0xD0, 0xD8)
 _BEGIN, _END, _SCAN, _FILL, _ALONE = 0xD8, 0xD9, 0xDA, 0xFF, 0x01
 _TYPES: Final = ("multipart/", "image/", "video/x-motion-jpeg", "video/x-jpeg", "video/mjpeg", "application/octet-")
-_MAX_REDIRECTS: Final = 5
+_MAX_REQUESTS: Final = 7
+"""Five redirects and a password."""
+_CHALLENGE: Final = re.compile(r"(?:^|,)\s*(?=(?:basic|digest)(?:\s|$))", re.IGNORECASE)
+"""Where one begins; some cameras put several into one line."""
+_BAD_ADDRESS: Final = "it is not a valid address; in a user or a password, write @ as %40, / as %2F, : as %3A, ? as %3F"
 
 
 class Pictures:
@@ -108,43 +113,44 @@ class Pictures:
         self._is_inside = False
 
 
-def pictures_of(address: str, name: str, timeout_s: float) -> Iterator[bytes]:
-    """The pictures of an address until it ends.
+def pictures_of(address: str, name: str, timeout_s: float, is_stopped: Callable[[], bool]) -> Iterator[bytes]:
+    """The pictures of an address until it ends, or until nobody wants more of them.
 
     Args:
         address: http or https, perhaps with a user and a password, which are for this address alone.
         name: What the address is called in errors.
         timeout_s: How long it may take to answer, and to send more.
+        is_stopped: Asked whenever something has come, be it a picture or not.
 
     Raises:
-        ClientError: It cannot be reached, refuses, sends something else, or ends.
+        ClientError: It cannot be reached, refuses, sends something else, or ends. Nothing that says what is wrong
+            with the address itself is passed on, since that would quote the password.
     """
     import httpx
 
     try:
-        # Cameras have certificates that nobody has signed.
-        with httpx.Client(verify=False, timeout=timeout_s, follow_redirects=True) as client:
-            client.max_redirects = _MAX_REDIRECTS
-            yield from _received(client, address, name)
+        # Cameras have certificates that nobody has signed, and no proxy of the environment is meant for them.
+        with httpx.Client(verify=False, timeout=timeout_s, trust_env=False) as client:
+            yield from _received(client, address, name, is_stopped)
+    except (BeholderError, MemoryError):
+        raise
     except httpx.TimeoutException:
         raise _unread(name, f"nothing came for {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.InvalidURL, UnicodeError):  # of the parser, of a name with a label that is too long
+        raise _unread(name, _BAD_ADDRESS) from None
+    except httpx.LocalProtocolError:  # quotes the header that it will not send
+        raise _unread(name, "it cannot be asked for in HTTP") from None
+    except httpx.HTTPError as error:
         raise _unread(name, str(error) or type(error).__name__) from None
-    raise _unread(name, "the connection has ended")
+    except Exception as error:  # whatever a camera can make the client stumble over
+        raise _unread(name, type(error).__name__) from None
+    if not is_stopped():
+        raise _unread(name, "the connection has ended")
 
 
-def _received(client: httpx.Client, address: str, name: str) -> Iterator[bytes]:
-    import httpx
-
+def _received(client: httpx.Client, address: str, name: str, is_stopped: Callable[[], bool]) -> Iterator[bytes]:
     pictures = Pictures()
-    url = httpx.URL(address)
-    user, password = url.username, url.password
-    url = url.copy_with(username=None, password=None)  # so that nothing which writes addresses down writes it
-    request = client.build_request("GET", url, headers={"accept-encoding": "identity"})
-    response = client.send(request, stream=True, auth=(user, password) if user else None)
-    if user and "digest" in response.headers.get("www-authenticate", "").lower():
-        response.close()
-        response = client.send(request, stream=True, auth=httpx.DigestAuth(user, password))
+    response = _opened(client, address, name)
     try:
         if response.status_code != 200:
             raise _unread(name, f"it answers {response.status_code} {response.reason_phrase}")
@@ -156,12 +162,75 @@ def _received(client: httpx.Client, address: str, name: str) -> Iterator[bytes]:
             for picture in pictures.feed(chunk):
                 found = True
                 yield picture
+            if is_stopped():
+                return
             if pictures.num_skipped > MAX_PICTURE_BYTES:
                 break
         if not found or pictures.num_skipped > MAX_PICTURE_BYTES:
             raise _unread(name, "there are no JPEG pictures in what it sends")
     finally:
         response.close()
+
+
+def _opened(client: httpx.Client, address: str, name: str) -> httpx.Response:
+    """What the address answers in the end, whose body has yet to be read; the body of a redirect never is."""
+    import httpx
+
+    url = httpx.URL(address)
+    user, password = url.username, url.password
+    request = _request(client, url)
+    to_answer = bool(user or password)
+    for _ in range(_MAX_REQUESTS):
+        response = client.send(request, stream=True)
+        following = response.next_request
+        try:
+            if response.status_code == 401 and to_answer and _is_at_home(response.url, url):
+                to_answer = False
+                following = _with_password(_request(client, response.url), response, user, password, name)
+        except BaseException:
+            response.close()
+            raise
+        if following is None:
+            return response
+        response.close()
+        request = following
+    raise _unread(name, "it redirects too often")
+
+
+def _request(client: httpx.Client, url: httpx.URL) -> httpx.Request:
+    url = url.copy_with(username=None, password=None)  # httpx would send them unasked, and errors might name them
+    return client.build_request("GET", url, headers={"accept-encoding": "identity"})
+
+
+def _is_at_home(url: httpx.URL, first: httpx.URL) -> bool:
+    """Whether it is the machine that the password is for, reached no less safely than was asked for."""
+    return url.host == first.host and (url.scheme == "https" or (url.scheme, url.port) == (first.scheme, first.port))
+
+
+def _with_password(
+    request: httpx.Request, refusal: httpx.Response, user: str, password: str, name: str
+) -> httpx.Request | None:
+    """The request as the refusal wants it: by Digest (RFC 7616), which does not show the password, if that is offered.
+    None where the password is not what it asks for.
+    """
+    import httpx
+
+    lines = refusal.headers.get_list("www-authenticate")
+    challenges = [challenge for line in lines for challenge in _CHALLENGE.split(line)]
+    digests = [challenge for challenge in challenges if challenge.lower().startswith("digest")]
+    for challenge in digests:
+        asked = httpx.Response(401, headers=[(b"www-authenticate", challenge.encode())], request=request)
+        flow = httpx.DigestAuth(user, password).auth_flow(request)
+        next(flow)
+        with suppress(httpx.ProtocolError, LookupError, ValueError, NotImplementedError, StopIteration):
+            return flow.send(asked)
+    if digests:
+        raise _unread(
+            name, "it asks for the password in a way that is not known; expected Digest (MD5 or SHA, qop auth) or Basic"
+        )
+    if lines and not any(challenge.lower().startswith("basic") for challenge in challenges):
+        return None
+    return next(httpx.BasicAuth(user, password).auth_flow(request))
 
 
 def _unread(name: str, why: str) -> ClientError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import httpx
 import pytest
 from clips import SIZE, animation, clip, number_of, numbered
 from serving import PATIENCE_S
@@ -39,6 +40,14 @@ def frames_of(source: str, limits: MediaLimits = LIMITS, most: int = 1000) -> li
                 break
             found.append(frame)
     return found
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it holds; what never comes fails."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
 
 
 class Clock:
@@ -296,8 +305,7 @@ def test_a_damaged_picture_is_passed_over() -> None:
         handler.wfile.write(good[:-500] + good)
 
     with http(camera) as url, LiveSource(url, LIMITS) as live:
-        while not live.num_frames:
-            time.sleep(0.001)
+        wait_for(lambda: live.num_frames)
         go_on.set()
         frame = live.newest()
         assert frame is not None
@@ -305,26 +313,218 @@ def test_a_damaged_picture_is_passed_over() -> None:
         assert live.newest() is None
 
 
-@pytest.mark.parametrize("scheme", ["Basic", "Digest"])
-def test_a_camera_with_a_password(scheme: str) -> None:
-    shown: list[str] = []
+BASIC = f"Basic {base64.b64encode(b'me:secret').decode()}"
+DIGEST = 'Digest realm="camera", nonce="abc", qop="auth"'
+UNKNOWN_DIGEST = DIGEST + ", algorithm=SHA-512-256"
+"""RFC 7616 has it, the client does not."""
+
+
+@contextmanager
+def guarded(challenges: list[str], right: str) -> Iterator[tuple[str, list[str]]]:
+    """A camera with a password, and what it was shown, a request a line."""
+    showed: list[str] = []
 
     def camera(handler: BaseHTTPRequestHandler) -> None:
-        shown.append(handler.headers.get("Authorization", ""))
-        right = f"Basic {base64.b64encode(b'me:secret').decode()}" if scheme == "Basic" else 'Digest username="me"'
-        if not shown[-1].startswith(right):
+        showed.append(handler.headers.get("Authorization", ""))
+        if not right or not showed[-1].startswith(right):
             handler.send_response(401)
-            handler.send_header("WWW-Authenticate", f'{scheme} realm="camera", nonce="abc", qop="auth"')
+            for challenge in challenges:
+                handler.send_header("WWW-Authenticate", challenge)
             handler.send_header("Content-Length", "0")
             handler.end_headers()
         else:
             send_mjpeg(handler)
 
     with http(camera) as url:
-        assert frames_of(url.replace("//", "//me:secret@"))
+        yield url, showed
+
+
+@pytest.mark.parametrize(
+    ("challenges", "right"),
+    [
+        (['Basic realm="camera"'], BASIC),
+        ([], BASIC),
+        ([DIGEST], 'Digest username="me"'),
+        (['Basic realm="camera"', DIGEST], 'Digest username="me"'),
+        ([f'Basic realm="camera", {DIGEST}'], 'Digest username="me"'),
+        ([f'{DIGEST}, Basic realm="camera"'], 'Digest username="me"'),
+        ([UNKNOWN_DIGEST, DIGEST], 'Digest username="me"'),
+    ],
+)
+def test_a_camera_with_a_password_gets_it_when_it_asks_and_as_it_asks(challenges: list[str], right: str) -> None:
+    with guarded(challenges, right) as (url, showed):
+        assert frames_of(url.replace("//", "//me:secret@"), most=1)
+        assert showed[0] == ""
+        assert len(showed) == 2
+        if "Digest" in right:
+            assert 'uri="/stream.mjpg"' in showed[1]
+            assert "secret" not in showed[1]
+
+
+def test_a_wrong_password_is_refused_and_not_shown() -> None:
+    with guarded(['Basic realm="camera"'], BASIC) as (url, showed):
         with pytest.raises(ClientError, match="401") as caught:
             frames_of(url.replace("//", "//you:wrong@"))
+        assert len(showed) == 2
     assert "wrong" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        UNKNOWN_DIGEST,
+        'Digest realm="camera", nonce="abc", qop="auth-int"',
+        'Digest realm="camera", nonce="abc", qop="other"',
+        'Digest realm="camera", nonce',
+        "Digest nonce=abc",
+        "Digest",
+    ],
+)
+def test_a_challenge_that_cannot_be_answered_is_said(challenge: str) -> None:
+    """And is not answered by Basic, which would show the password."""
+    with guarded([challenge, 'Basic realm="camera"'], "") as (url, showed):
+        with pytest.raises(ClientError, match="asks for the password in a way that is not known"):
+            frames_of(url.replace("//", "//me:secret@"))
+        assert showed == [""]
+
+
+def test_a_password_is_for_its_own_camera() -> None:
+    def away(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", elsewhere)
+        handler.end_headers()
+        handler.wfile.write(jpeg(0))  # nobody reads it
+
+    with guarded(['Basic realm="camera"'], BASIC) as (elsewhere, showed), http(away) as url:
+        with pytest.raises(ClientError, match="401"):
+            frames_of(url.replace("//", "//me:secret@"))
+        assert showed == [""]
+
+
+def test_a_camera_may_lead_to_another_of_its_pages() -> None:
+    asked: list[str] = []
+
+    def camera(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        if handler.path == "/stream.mjpg":
+            handler.send_response(302)
+            handler.send_header("Location", "/there")
+            handler.end_headers()
+        elif handler.headers.get("Authorization") != BASIC:
+            handler.send_response(401)
+            handler.end_headers()
+        else:
+            send_mjpeg(handler)
+
+    with http(camera) as url:
+        assert frames_of(url.replace("//", "//me:secret@"), most=1)
+    assert asked == ["/stream.mjpg", "/there", "/there"]
+
+
+def test_redirects_have_an_end() -> None:
+    def again(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", "/again")
+        handler.end_headers()
+
+    with http(again) as url, pytest.raises(ClientError, match="redirects too often"):
+        frames_of(url)
+
+
+@pytest.mark.parametrize("scheme", ["http", "rtsp"])
+@pytest.mark.parametrize(
+    ("rest", "name"),
+    [
+        ("//host/a", "//host/a"),
+        ("//user:secret@host/a", "//host/a"),
+        ("//user:sec@ret@host/a", "//host/a"),
+        ("//user:sec/ret@host/a", "//host/a"),
+        ("//user:sec//ret@host/a", "//host/a"),
+        ("//user:sec?ret@host/a", "//host/a"),
+        ("//user:sec\nret@host/a", "//host/a"),
+        ("//host/a?user=me&pwd=secret", "//host/a"),
+        ("//user:secret@host/a?pwd=secret#secret", "//host/a"),
+        ("//host/a?pwd=sec@ret", "//ret"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_a_password(scheme: str, rest: str, name: str) -> None:
+    assert live_source.shown(f"{scheme}:{rest}") == f"{scheme}:{name}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://user:sec/ret@127.0.0.1/", "http://user:secret@[1/", f"http://user:secret@{'a' * 64}/"],
+)
+def test_an_address_that_is_none_is_refused_without_its_password(address: str) -> None:
+    with pytest.raises(ClientError, match=r"cannot be read: it is not a valid address; .* write @ as %40") as caught:
+        frames_of(address)
+    assert "sec" not in caught.value.message
+    assert "ret" not in caught.value.message
+
+
+def test_a_header_that_cannot_be_sent_is_not_shown() -> None:
+    with (
+        guarded([DIGEST], "Digest") as (url, _),
+        pytest.raises(ClientError, match="it cannot be asked for in HTTP") as caught,
+    ):
+        frames_of(url.replace("//", "//us%0Aer:secret@"))
+    assert "us" not in caught.value.message.partition("cannot be read")[2]
+
+
+def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for proxy in ("socks5://127.0.0.1:9", "http://127.0.0.1:9", "nonsense"):
+        monkeypatch.setenv("ALL_PROXY", proxy)
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        with http(send_mjpeg) as url:
+            assert frames_of(url, most=1)
+
+
+def test_what_the_client_stumbles_over_is_an_address_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a camera is tried again after it."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(httpx.Client, "send", fails)
+    with pytest.raises(ClientError, match=r"http://127\.0\.0\.1/ cannot be read: KeyError$"):
+        frames_of("http://127.0.0.1/")
+
+
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_a_picture_for_which_there_is_no_memory(scheme: str, short_clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes a picture of a camera decodes it; of a file it is the thread."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(live_source, "decode" if scheme == "http" else "open_clip", fails)
+    with http(send_mjpeg) as url, pytest.raises(ClientError, match="needs more memory"):
+        frames_of(url if scheme == "http" else str(short_clip))
+
+
+def test_who_leaves_a_camera_that_sends_no_picture_is_let_go() -> None:
+    trickles, gone = threading.Event(), threading.Event()
+
+    def camera(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(b"\r\n")
+                trickles.set()
+                time.sleep(0.01)
+        except ConnectionError:
+            gone.set()
+
+    with http(camera) as url:
+        with LiveSource(url, LIMITS) as live:
+            assert trickles.wait(PATIENCE_S)
+        assert gone.wait(PATIENCE_S)
+        live._thread.join(PATIENCE_S)
+        assert not live._thread.is_alive()
+        assert live.newest() is None
 
 
 def test_what_is_not_mjpeg_is_named() -> None:
@@ -338,18 +538,24 @@ def test_what_is_not_mjpeg_is_named() -> None:
         frames_of(url)
 
 
-def test_an_address_of_single_pictures_is_asked_again() -> None:
+def test_an_address_of_single_pictures_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_source, "_TIMEOUT_S", PATIENCE_S)
     numbers = count()
+    wanted = threading.Semaphore(1)  # it would be asked every half second, and who is slow would miss some
 
     def camera(handler: BaseHTTPRequestHandler) -> None:
+        assert wanted.acquire(timeout=PATIENCE_S)
         handler.send_response(200)
         handler.send_header("Content-Type", "image/jpeg")
         handler.end_headers()
         handler.wfile.write(jpeg(next(numbers)))
 
-    with http(camera) as url, LiveSource(url, LIMITS, reconnect_s=60) as live:
-        found = [live.newest(), live.newest()]
-    assert [number_of(frame.image) for frame in found if frame is not None] == [0, 1]
+    with http(camera) as url, LiveSource(url, LIMITS, reconnect_s=2 * PATIENCE_S) as live:
+        for number in range(2):
+            frame = live.newest()
+            assert frame is not None
+            assert number_of(frame.image) == number
+            wanted.release()
 
 
 def test_mjpeg_over_http() -> None:
@@ -398,6 +604,28 @@ def test_a_camera_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert clock.now_s == pytest.approx(100.5), "a pause of half a second; the next one would have been too long"
 
 
+def test_a_camera_that_asks_oddly_for_a_while_is_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[int] = []
+
+    def camera(handler: BaseHTTPRequestHandler) -> None:
+        answered.append(1)
+        if len(answered) == 2:
+            handler.send_response(401)
+            handler.send_header("WWW-Authenticate", UNKNOWN_DIGEST)
+            handler.end_headers()
+        else:
+            send_mjpeg(handler)
+
+    clock = Clock()
+    monkeypatch.setattr(live_source, "time", clock)
+    with http(camera) as url:
+        live = LiveSource(url.replace("//", "//me:secret@"), LIMITS, reconnect_s=60)
+        live._stop = clock  # type: ignore[assignment]
+        with live:
+            while len(answered) < 3:
+                assert live.newest() is not None
+
+
 def test_a_web_page_is_no_camera() -> None:
     def page(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -440,6 +668,8 @@ def units() -> list[list[bytes]]:
 class Camera(socketserver.StreamRequestHandler):
     """The part of RTSP (RFC 2326) that a client needs which wants all over one connection."""
 
+    more_tracks = ""
+
     def handle(self) -> None:
         with suppress(ConnectionError):
             self.serve(units())
@@ -449,7 +679,7 @@ class Camera(socketserver.StreamRequestHandler):
         sdp = (
             "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r\nc=IN IP4 0.0.0.0\r\n"
             "a=rtpmap:96 H264/90000\r\na=control:track\r\n"
-            f"a=fmtp:96 packetization-mode=1;sprop-parameter-sets={sets}\r\n"
+            f"a=fmtp:96 packetization-mode=1;sprop-parameter-sets={sets}\r\n{self.more_tracks}"
         )
         while True:
             request = self.rfile.readline().decode().split()
@@ -462,7 +692,7 @@ class Camera(socketserver.StreamRequestHandler):
             answer = {
                 "OPTIONS": ("Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN\r\n", ""),
                 "DESCRIBE": (f"Content-Type: application/sdp\r\nContent-Length: {len(sdp)}\r\n", sdp),
-                "SETUP": ("Session: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=0-1\r\n", ""),
+                "SETUP": (f"Session: 1\r\nTransport: {headers.get('transport')}\r\n", ""),
             }.get(request[0], ("Session: 1\r\n", ""))
             self.wfile.write(f"RTSP/1.0 200 OK\r\nCSeq: {headers['cseq']}\r\n{answer[0]}\r\n{answer[1]}".encode())
             if request[0] == "PLAY":
@@ -480,15 +710,59 @@ class Camera(socketserver.StreamRequestHandler):
             time.sleep(0.03)
 
 
-def test_rtsp() -> None:
-    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Camera)
+@contextmanager
+def rtsp(camera: type[Camera]) -> Iterator[str]:
+    """A camera on a free port."""
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), camera)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        found = frames_of(f"rtsp://127.0.0.1:{server.server_address[1]}/camera", most=3)
+        yield f"rtsp://127.0.0.1:{server.server_address[1]}/camera"
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_rtsp() -> None:
+    with rtsp(Camera) as url:
+        found = frames_of(url, most=3)
     assert len({number_of(frame.image) for frame in found}) == 3
+
+
+def test_who_leaves_a_camera_that_only_sounds_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_source, "_TIMEOUT_S", PATIENCE_S)
+    seen, sounds, gone = threading.Event(), threading.Event(), threading.Event()
+
+    class Blinded(Camera):
+        more_tracks = "m=audio 0 RTP/AVP 0\r\na=control:sound\r\n"
+
+        def packet(self, channel: int, kind: int, sequence: int, time_stamp: int, data: bytes) -> None:
+            header = struct.pack(">BBHII", 0x80, kind, sequence & 0xFFFF, time_stamp, 7 + channel)
+            self.wfile.write(struct.pack(">cBH", b"$", channel, len(header) + len(data)) + header + data)
+
+        def play(self, pictures: list[list[bytes]]) -> None:
+            sequence = 0
+            try:
+                for number in count():
+                    if not seen.is_set():
+                        picture = pictures[number % len(pictures)]
+                        for unit in picture:
+                            self.packet(0, 96 | (0x80 if unit is picture[-1] else 0), sequence, number * 3600, unit)
+                            sequence += 1
+                    elif number % 20 == 0:
+                        sounds.set()
+                    self.packet(2, 0, number, number * 160, bytes(160))
+                    time.sleep(0.01)
+            except ConnectionError:
+                gone.set()
+
+    with rtsp(Blinded) as url:
+        with LiveSource(url, LIMITS) as live:
+            assert live.newest() is not None
+            seen.set()
+            assert sounds.wait(PATIENCE_S)
+        assert gone.wait(PATIENCE_S)
+        live._thread.join(PATIENCE_S)
+        assert not live._thread.is_alive()
 
 
 def test_who_has_seen_enough_does_not_wait_for_a_silent_camera(monkeypatch: pytest.MonkeyPatch) -> None:
