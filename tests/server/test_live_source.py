@@ -453,7 +453,7 @@ def test_an_address_is_shown_without_what_may_be_a_password(scheme: str, rest: s
 
 @pytest.mark.parametrize(
     "address",
-    ["http://user:sec/ret@127.0.0.1/", "http://user:secret@[1/", f"http://user:secret@{'a' * 64}/"],
+    ["http://user:sec/ret@127.0.0.1/", "http://user:secret@127.0.0.1:port/", f"http://user:secret@{'a' * 64}/"],
 )
 def test_an_address_that_is_none_is_refused_without_its_password(address: str) -> None:
     with pytest.raises(ClientError, match=r"cannot be read: it is not a valid address; .* write @ as %40") as caught:
