@@ -714,6 +714,7 @@ class Camera(socketserver.StreamRequestHandler):
 def rtsp(camera: type[Camera]) -> Iterator[str]:
     """A camera on a free port."""
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), camera)
+    server.daemon_threads = True  # a client that stays fails its test and holds up no other
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"rtsp://127.0.0.1:{server.server_address[1]}/camera"
