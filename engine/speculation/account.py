@@ -2,8 +2,9 @@
 
 Every step pays a hundredth of a plain step in. What drafting takes, looking for guesses included, is taken out, and
 what plain steps for the same tokens would have taken is put in. Who wants to spend asks whether the account would bear
-that all guesses are wrong. So estimates that are wrong, shapes of steps that were never measured and guesses that turn
-bad cost no more than that hundredth and what the account begins with.
+that guesses are wrong; what is lost beyond it must come in again first. So estimates that are wrong, shapes of steps
+that were never measured and guesses that turn bad cost no more than that hundredth and what the account begins with.
+Not in it: deciding whether to look, and remembering what was said, some microseconds a step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ALLOWANCE: Final = 0.01
 """Part of a plain step that every step pays in."""
 SURPRISE: Final = 4.0
 """A step that took longer than so many times what was expected tells of the machine, not of guesses."""
-MOST_DEBT: Final = 2.0
+MOST_DEBT: Final = 8.0
 """In plain steps: what was lost beyond, though the account was asked before, is the machine's doing as well."""
 
 

@@ -73,7 +73,7 @@ class ModelLengths:
         self._late_s = 0.0
         self._trust = 1.0
         self._held = 0
-        self._held_rows, self._held_length = 0, 0
+        self._held_picks: list[int] = []
         self._rest = 0
         self._next_rest = FIRST_REST
         self._num_tried = 0  # rows of a trial that runs
@@ -115,7 +115,7 @@ class ModelLengths:
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return none
-        if (held := self._held_lengths(rows, plain_s, lengths, models, room)) is not None:
+        if (held := self._held_lengths(plain_s, lengths, models, room)) is not None:
             return held
         base_s = self.times.step_s(rows, rows + sum(lengths))
         assert base_s is not None
@@ -146,7 +146,7 @@ class ModelLengths:
         self._promise = best_rate * plain_s / rows
         self._expected_s, self._late_s = best_s, best_late_s
         if self.is_drafting and not any(lengths):
-            self._held, self._held_rows, self._held_length = HELD, rows, max(best)
+            self._held, self._held_picks = HELD, best
         return best
 
     def stepped(self, rows: int, tokens: int, gained: int, step_s: float, drafting_s: float, *, is_pure: bool) -> None:
@@ -177,7 +177,6 @@ class ModelLengths:
 
     def _held_lengths(
         self,
-        rows: int,
         plain_s: float,
         lengths: Ordered[int],
         models: Ordered[ModelCandidate | None],
@@ -185,15 +184,15 @@ class ModelLengths:
     ) -> list[int] | None:
         """What was decided a few steps ago, if all is as it was: None where it has to be decided anew."""
         self._held -= 1
-        if self._held < 0 or not self.is_drafting or rows != self._held_rows or any(lengths):
-            return None
-        if not self._account.bears(self._expected_s, plain_s) or rows * self._held_length > room:
+        if self._held < 0 or not self.is_drafting or len(models) != len(self._held_picks) or any(lengths):
             return None
         held = []
-        for model in models:
-            if model is None or model.late > FEW:
+        for model, own in zip(models, self._held_picks, strict=True):
+            if own and (model is None or model.late > FEW):
                 return None
-            held.append(min(model.length, self._held_length))
+            held.append(0 if model is None else min(model.length, own))
+        if sum(held) > room or not self._account.bears(self._expected_s - plain_s, plain_s):
+            return None
         self._late_s = 0.0
         return held
 

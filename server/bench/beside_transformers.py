@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,13 +26,15 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from server.bench.arguments import count
 from server.bench.figures import percentile
 from server.bench.pictures import data_url, picture
-from server.bench.serving import serving
+from server.bench.serving import end, serving
 from server.settings import Settings
 
 PROMPT: Final = "Describe the picture in detail, with all the things that you can see in it."
 DECODE_TOKENS: Final = 128
+REFERENCE_END_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def main(arguments: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="beholder bench transformers", description=__doc__)
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
-    parser.add_argument("--requests", type=int, default=20, help="pictures for TTFT in each round (default: 20)")
+    parser.add_argument("--rounds", type=count, default=3, help="rounds of both sides (default: 3)")
+    parser.add_argument("--requests", type=count, default=20, help="pictures for TTFT in each round (default: 20)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("transformers") is None:
@@ -212,7 +214,7 @@ class _Client:
 
 
 class _Reference:
-    """`server/reference.py` as a process that measures one round at each line it is sent."""
+    """`server/bench/reference.py` as a process that measures one round at each line it is sent."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -221,8 +223,9 @@ class _Reference:
         """(tokens/s of one stream's decode, ms from picture to first token)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write("round\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write("round\n")
+            self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(
@@ -232,7 +235,7 @@ class _Reference:
         return float(found["decode_tok_s"]), float(found["first_token_ms"])
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reference(model: str) -> Iterator[_Reference]:
     script = Path(__file__).with_name("reference.py")
     process = subprocess.Popen(
@@ -242,5 +245,6 @@ def _reference(model: str) -> Iterator[_Reference]:
         yield _Reference(process)
     finally:
         assert process.stdin is not None
-        process.stdin.close()
-        process.wait(30)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        end(process, REFERENCE_END_TIMEOUT_S)

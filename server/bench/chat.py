@@ -15,22 +15,31 @@ SAID: Final = ("content", "reasoning", "reasoning_content")
 
 
 class _Choice(msgspec.Struct):
-    delta: dict[str, Any] = {}
+    delta: dict[str, Any] | None = None  # some servers send null where nothing was said
 
 
 class _Usage(msgspec.Struct):
-    completion_tokens: int = 0
+    completion_tokens: int | None = None
 
 
 class _Event(msgspec.Struct):
     """What is read of an event: little, since a client's own time is measured too."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
 _DECODER: Final = msgspec.json.Decoder(_Event)
+_MODELS_DECODER: Final = msgspec.json.Decoder(_Models)
 
 
 class Answer:
@@ -67,6 +76,7 @@ class Chat:
             api_key: What it wants to see.
 
         Raises:
+            RuntimeError: What it says of its models is no list of models.
             httpx.HTTPError: It does not say what models it has.
         """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -74,7 +84,7 @@ class Chat:
         base = url.rstrip("/").removesuffix("/v1") + "/v1/"
         async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=600) as http:
             if not model:
-                model = (await http.get("models")).raise_for_status().json()["data"][0]["id"]
+                model = _first_model((await http.get("models")).raise_for_status().content)
             yield cls(http, model)
 
     async def events(
@@ -88,7 +98,7 @@ class Chat:
             answer: Is told what came.
 
         Raises:
-            RuntimeError: The server refused, or broke off.
+            RuntimeError: The server refused, broke off, or sent what is no event of a chat.
             httpx.HTTPError: It was not reached, or not to the end.
         """
         asked = {
@@ -102,15 +112,33 @@ class Chat:
         }
         async with self._http.stream("POST", "chat/completions", json=asked) as response:
             if response.status_code != 200:
-                raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()[:500]}")
+                raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:500]}")
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
                 now_s = time.perf_counter()
-                event = _DECODER.decode(line[6:])
+                event = _decoded(line[6:])
                 if event.error is not None:
                     raise RuntimeError(str(event.error))
                 if event.usage is not None and answer is not None:
-                    answer.num_tokens = event.usage.completion_tokens
-                if any(choice.delta.get(name) for choice in event.choices for name in SAID):
+                    answer.num_tokens = event.usage.completion_tokens or 0
+                if any((choice.delta or {}).get(name) for choice in event.choices or () for name in SAID):
                     yield now_s
+
+
+def _decoded(text: str) -> _Event:
+    try:
+        return _DECODER.decode(text)
+    except msgspec.DecodeError as error:
+        raise RuntimeError(f"the server sent what is no event of a chat ({error}): {text[:200]}") from None
+
+
+def _first_model(body: bytes) -> str:
+    try:
+        models = _MODELS_DECODER.decode(body).data
+    except msgspec.DecodeError as error:
+        shown = body[:200].decode(errors="replace")
+        raise RuntimeError(f"/models is no list of models ({error}): {shown}; name one with --model") from None
+    if not models:
+        raise RuntimeError("the server says that it has no models; name one with --model")
+    return models[0].id

@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> int:
     module, _ = KINDS[kind]
     try:
         return int(importlib.import_module(f"server.bench.{module}").main(options))
-    except (BeholderError, RuntimeError, httpx.HTTPError) as error:
-        print(f"beholder: {error or type(error).__name__}", file=sys.stderr)
+    except (BeholderError, RuntimeError, ConnectionError, httpx.HTTPError, httpx.InvalidURL) as error:
+        print(f"beholder: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 
 

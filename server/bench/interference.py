@@ -11,7 +11,8 @@ two events of a stream as its client sees it, TTFT the time from sending a pictu
 *p99 / alone* compares each gap with the median of the seconds alone before it.
 
 With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
-that takes pictures and prompts as soon as they come (`--ttft-target-ms 0`), and one that keeps to its targets.
+that takes pictures and prompts as soon as they come (`--ttft-target-ms 0`), and one that keeps to its targets;
+both with the options of `beholder serve` in `--serve='--max-running 64'`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from typing import Any, Final
 
 import httpx
 
+from server.bench.arguments import count, positive
 from server.bench.chat import Chat
 from server.bench.figures import percentile, print_rows
 from server.bench.pictures import data_url, picture, size
-from server.bench.serving import add_serve_option, serving
+from server.bench.serving import add_serve_option, refuse_serve_option, serving
 
 SIDES: Final = {"as they come": ["--ttft-target-ms", "0"], "by targets": []}
 STORY: Final = "Tell a long story about a lighthouse and the people who live in it. "
@@ -86,18 +88,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--base-url", default="", help="a server that runs (default: two are started)")
     parser.add_argument("--model", default="", help="its name there; without --base-url a model folder")
     parser.add_argument("--api-key", default="")
-    parser.add_argument("--streams", type=int, default=32, help="that decode all the time (default: 32)")
-    parser.add_argument("--picture-every-ms", type=float, default=500, help="(default: 500)")
+    parser.add_argument("--streams", type=count, default=32, help="that decode all the time (default: 32)")
+    parser.add_argument("--picture-every-ms", type=positive, default=500, help="(default: 500)")
     parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
-    parser.add_argument("--seconds", type=float, default=2, help="alone, and again with pictures (default: 2)")
-    parser.add_argument("--turns", type=int, default=4, help="of both in a round (default: 4)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
-    parser.add_argument("--stream-words", type=int, default=400, help="of a stream's question (default: 400)")
-    parser.add_argument("--stream-tokens", type=int, default=1024, help="of a stream's answer (default: 1024)")
-    parser.add_argument("--picture-tokens", type=int, default=16, help="of a picture's answer (default: 16)")
+    parser.add_argument("--seconds", type=positive, default=2, help="alone, and again with pictures (default: 2)")
+    parser.add_argument("--turns", type=count, default=4, help="of both in a round (default: 4)")
+    parser.add_argument("--rounds", type=count, default=3, help="of each side (default: 3)")
+    parser.add_argument("--stream-words", type=count, default=400, help="of a stream's question (default: 400)")
+    parser.add_argument("--stream-tokens", type=count, default=1024, help="of a stream's answer (default: 1024)")
+    parser.add_argument("--picture-tokens", type=count, default=16, help="of a picture's answer (default: 16)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_serve_option(parser)
     given = parser.parse_args(arguments)
+    refuse_serve_option(parser, given)
     every_s = given.picture_every_ms / 1e3
     scenario = Scenario(
         given.streams,
@@ -254,7 +257,7 @@ class _Load:
             async for now_s in self._events(content, self._scenario.picture_tokens):
                 first_s = first_s or now_s
         except (httpx.HTTPError, RuntimeError) as error:
-            print(f"a picture failed: {error}", file=sys.stderr)
+            print(f"a picture failed: {str(error) or type(error).__name__}", file=sys.stderr)
         if first_s:
             self._result.ttft_ms.append((first_s - started_s) * 1e3)
         else:

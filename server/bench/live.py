@@ -22,8 +22,9 @@ import httpx
 import psutil
 from PIL import Image, ImageDraw
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from server.bench.arguments import count, positive
 from server.bench.figures import percentile, print_rows
 from server.bench.serving import serving
 
@@ -49,9 +50,9 @@ def main(arguments: list[str]) -> int:
         prog="beholder bench live", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--fps", type=float, default=5, help="of each camera (default: 5)")
-    parser.add_argument("--seconds", type=float, default=15, help="of each run (default: 15)")
-    parser.add_argument("--max-tokens", type=int, default=24, help="of a caption, always all of them (default: 24)")
+    parser.add_argument("--fps", type=positive, default=5, help="of each camera (default: 5)")
+    parser.add_argument("--seconds", type=positive, default=15, help="of each run (default: 15)")
+    parser.add_argument("--max-tokens", type=count, default=24, help="of a caption, always all of them (default: 24)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
     rows = []
@@ -105,12 +106,27 @@ async def _run(
 async def _film(
     url: str, number: int, fps: float, seconds: float, max_tokens: int, is_still: bool, result: Result
 ) -> None:
+    """One camera.
+
+    Raises:
+        RuntimeError: The server refused the session, broke off, or did not tell its totals.
+    """
+    try:
+        await _session(url, number, fps, seconds, max_tokens, is_still, result)
+    except (WebSocketException, OSError) as error:  # a TimeoutError is an OSError too
+        raise RuntimeError(f"camera {number}: the session broke off: {str(error) or type(error).__name__}") from error
+
+
+async def _session(
+    url: str, number: int, fps: float, seconds: float, max_tokens: int, is_still: bool, result: Result
+) -> None:
     pictures = [_picture(number, 0 if is_still else step) for step in range(1 if is_still else NUM_PICTURES)]
     mode = "on_change" if is_still else "continuous"
     session = {"trigger": {"mode": mode}, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
     address = url.replace("http", "ws", 1) + "/v1/stream"
     async with connect(address, subprotocols=["vlm.stream.v1"], max_size=None) as socket:  # type: ignore[list-item]
         totals: dict[str, Any] = {}
+        complaints: list[str] = []
 
         async def read() -> None:
             with contextlib.suppress(ConnectionClosed):
@@ -120,21 +136,25 @@ async def _film(
                         result.frame_age_ms.append(event["frame_age_ms"])
                     elif event["type"] == "frames.stats":
                         totals.update(event)
+                    elif event["type"] == "error" and not (event["error"]["param"] or "").startswith("frame "):
+                        complaints.append(event["error"]["message"])
 
         reading = asyncio.ensure_future(read())
         await socket.send(json.dumps({"type": "session.update", "session": session}))
         started = time.monotonic() + number / fps / 8
-        for index in range(round(seconds * fps)):
+        for index in range(max(round(seconds * fps), 1)):
             await asyncio.sleep(started + index / fps - time.monotonic())
             header = json.dumps({"k": "frame", "id": index, "ts": time.monotonic() * 1e3}).encode()
             await socket.send(struct.pack(">H", len(header)) + header + pictures[index % len(pictures)])
         await asyncio.sleep(SETTLE_S)
         await socket.close()
         await reading
+    if complaints or not totals:
+        raise RuntimeError(f"camera {number}: {complaints[0] if complaints else 'the session told no totals'}")
     result.received += totals["received"]
     result.captioned += totals["captioned"]
-    for reason, count in totals["dropped"].items():
-        result.dropped[reason] = result.dropped.get(reason, 0) + count
+    for reason, dropped in totals["dropped"].items():
+        result.dropped[reason] = result.dropped.get(reason, 0) + dropped
 
 
 def _picture(number: int, step: int) -> bytes:
@@ -159,8 +179,11 @@ def _processor_s(launcher: psutil.Process) -> dict[str, float]:
     """Processor time of the children, by role."""
     seconds: dict[str, float] = {}
     for child in launcher.children(recursive=True):
-        module = child.cmdline()[-1]
+        try:
+            words, times = child.cmdline(), child.cpu_times()
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            continue
+        module = words[-1] if words else ""  # one that has ended, and that nobody has asked about, has no words
         role = {"server.process": "server", "engine.process": "engine"}.get(module, module.rpartition(".")[2])
-        times = child.cpu_times()
         seconds[role] = seconds.get(role, 0.0) + times.user + times.system
     return seconds

@@ -4,7 +4,8 @@
     beholder bench load --base-url http://127.0.0.1:8000 [--model NAME] [--api-key KEY] …
 
 Every request is a streamed chat that is answered with exactly `--max-tokens` tokens. Any OpenAI-compatible server can
-be measured; the same `--seed` sends the same to all of them. Without `--base-url` a server is started.
+be measured; the same `--seed` sends the same to all of them. Without `--base-url` a server is started, with the options
+of `beholder serve` in `--serve='--max-running 8'`.
 
     unique   every request has new pictures: no cache can help
     turns    each picture is asked about `--turns` times, in a conversation that grows
@@ -28,10 +29,11 @@ from typing import Any, Final
 
 import httpx
 
+from server.bench.arguments import count, count_from_0, counts
 from server.bench.chat import Answer, Chat
 from server.bench.figures import percentile, print_rows
 from server.bench.pictures import data_url, picture, size
-from server.bench.serving import add_serve_option, serving
+from server.bench.serving import add_serve_option, refuse_serve_option, serving
 
 REUSES: Final = ("unique", "turns", "camera")
 PROMPT: Final = "Describe this picture as a museum placard would, in a few sentences."
@@ -103,7 +105,7 @@ class Level:
 
 def main(arguments: list[str]) -> int:
     """Print the figures; the exit code of the command: 1 where requests failed."""
-    given = _parser().parse_args(arguments)
+    given = _given(arguments)
     scenario = Scenario(
         given.reuse, given.turns, given.image_size, given.images, given.prompt or PROMPT, given.max_tokens
     )
@@ -173,7 +175,7 @@ async def _ask(chat: Chat, messages: Messages, max_tokens: int, level: Level) ->
         async for now_s in chat.events(messages, max_tokens, answer):
             times_s.append(now_s)
     except (httpx.HTTPError, RuntimeError) as error:
-        level.errors.append(f"{error or type(error).__name__}")
+        level.errors.append(f"{str(error) or type(error).__name__}")
         return
     if not times_s:
         level.errors.append("an answer without a word")
@@ -200,41 +202,30 @@ def _name(given: argparse.Namespace) -> str:
     return str(given.model) if given.base_url else ""
 
 
-def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 1, e.g. 1,8,64")
-    return counts
-
-
-def _count(text: str) -> int:
-    (count,) = _counts(text) if "," not in text else [0]
-    if not count:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1")
-    return count
-
-
-def _parser() -> argparse.ArgumentParser:
+def _given(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="beholder bench load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base-url", default="", help="a server that runs (default: one is started)")
     parser.add_argument("--model", default="", help="its name there; without --base-url a model folder")
     parser.add_argument("--api-key", default="")
-    parser.add_argument("--clients", type=_counts, default=[1, 8, 64], help="at once (default: 1,8,64)")
-    parser.add_argument("--rounds", type=_count, default=8, help="conversations of each client (default: 8)")
+    parser.add_argument("--clients", type=counts, default=[1, 8, 64], help="at once (default: 1,8,64)")
+    parser.add_argument("--rounds", type=count, default=8, help="conversations of each client (default: 8)")
     parser.add_argument("--reuse", choices=REUSES, default="unique", help="of pictures (default: unique)")
-    parser.add_argument("--turns", type=_count, default=4, help="of each conversation, with --reuse turns (default: 4)")
+    parser.add_argument("--turns", type=count, help="of each conversation, with --reuse turns (default: 4)")
     parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
-    parser.add_argument("--images", type=_count, default=1, help="in each request (default: 1)")
-    parser.add_argument("--max-tokens", type=_count, default=128, help="of each answer (default: 128)")
+    parser.add_argument("--images", type=count, default=1, help="in each request (default: 1)")
+    parser.add_argument("--max-tokens", type=count, default=128, help="of each answer (default: 128)")
     parser.add_argument("--prompt", default="", help=f"(default: {PROMPT})")
     parser.add_argument(
-        "--seed", type=int, help="of the pictures (default: another in each run, so no cache knows them)"
+        "--seed", type=count_from_0, help="of the pictures (default: another in each run, so no cache knows them)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_serve_option(parser)
-    return parser
+    given = parser.parse_args(arguments)
+    refuse_serve_option(parser, given)
+    if given.turns is None:
+        given.turns = 4
+    elif given.reuse != "turns":
+        parser.error(f"--turns does nothing with --reuse {given.reuse}; add --reuse turns, or leave --turns out")
+    return given

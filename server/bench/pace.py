@@ -35,6 +35,7 @@ from preprocess.wire import (
     TextPart,
     TokenEvents,
 )
+from server.bench.arguments import count, count_from_0, positive
 from server.bench.figures import percentile, print_rows
 from server.bench.interference import STORY, Round, figures
 from server.bench.pictures import picture, size
@@ -60,15 +61,15 @@ def main(arguments: list[str]) -> int:
         prog="beholder bench pace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--streams", type=int, default=32, help="that decode all the time (default: 32)")
-    parser.add_argument("--picture-every-ms", type=float, default=500, help="(default: 500)")
+    parser.add_argument("--streams", type=count, default=32, help="that decode all the time (default: 32)")
+    parser.add_argument("--picture-every-ms", type=positive, default=500, help="(default: 500)")
     parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
-    parser.add_argument("--seconds", type=float, default=2, help="alone, and again with pictures (default: 2)")
-    parser.add_argument("--turns", type=int, default=4, help="of both (default: 4)")
-    parser.add_argument("--stream-words", type=int, default=400, help="of a stream's question (default: 400)")
-    parser.add_argument("--clients", type=int, default=8, help="of the closed loop; 0: none (default: 8)")
-    parser.add_argument("--closed-tokens", type=int, default=64, help="of an answer there (default: 64)")
-    parser.add_argument("--rounds", type=int, default=2, help="of both sides (default: 2)")
+    parser.add_argument("--seconds", type=positive, default=2, help="alone, and again with pictures (default: 2)")
+    parser.add_argument("--turns", type=count, default=4, help="of both (default: 4)")
+    parser.add_argument("--stream-words", type=count, default=400, help="of a stream's question (default: 400)")
+    parser.add_argument("--clients", type=count_from_0, default=8, help="of the closed loop; 0: none (default: 8)")
+    parser.add_argument("--closed-tokens", type=count, default=64, help="of an answer there (default: 64)")
+    parser.add_argument("--rounds", type=count, default=2, help="of both sides (default: 2)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     bench = Bench(options)
@@ -158,7 +159,8 @@ class Bench:
                 step()
             result.quiet_ms += quiet_ms
             result.beside_ms += beside_ms
-            result.relative += [gap / percentile(quiet_ms, 50) for gap in beside_ms]
+            if quiet_ms:
+                result.relative += [gap / percentile(quiet_ms, 50) for gap in beside_ms]
         return result
 
     def closed_loop(self, ttft_target_ms: float) -> float:

@@ -27,6 +27,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from server.bench.arguments import count, counts, probabilities, probability
 from server.bench.figures import table_line
 from server.bench.speculation import Bench, Stream
 
@@ -55,13 +56,20 @@ def main(arguments: list[str]) -> int:
         prog="beholder bench replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--streams", default="1,4,16", help="clients at once (default: 1,4,16)")
-    parser.add_argument("--accuracy", default="0,0.5,0.8,1", help="how often guesses are right (default: 0,0.5,0.8,1)")
-    parser.add_argument("--length", type=int, default=7, help="drafts that a step checks (default: 7)")
-    parser.add_argument("--branches", type=int, default=2, help="tokens that trees guess twice (default: 2)")
-    parser.add_argument("--second", type=float, default=0.5, help="how often the second guess is right (default: 0.5)")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of each answer (default: 200)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of every row (default: 5)")
+    parser.add_argument("--streams", type=counts, default=[1, 4, 16], help="clients at once (default: 1,4,16)")
+    parser.add_argument(
+        "--accuracy",
+        type=probabilities,
+        default=[0.0, 0.5, 0.8, 1.0],
+        help="how often guesses are right (default: 0,0.5,0.8,1)",
+    )
+    parser.add_argument("--length", type=count, default=7, help="drafts that a step checks (default: 7)")
+    parser.add_argument("--branches", type=count, default=2, help="tokens that trees guess twice (default: 2)")
+    parser.add_argument(
+        "--second", type=probability, default=0.5, help="how often the second guess is right (default: 0.5)"
+    )
+    parser.add_argument("--tokens", type=count, default=200, help="tokens of each answer (default: 200)")
+    parser.add_argument("--rounds", type=count, default=5, help="rounds of every row (default: 5)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them (default: all)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -69,19 +77,16 @@ def main(arguments: list[str]) -> int:
     unknown = set(options.shapes.split(",")) - set(SHAPES)
     if unknown:
         parser.error(f"unknown shapes {', '.join(sorted(unknown))}; expected some of {', '.join(SHAPES)}")
-    accuracies = [float(text) for text in options.accuracy.split(",")]
-    if not all(0 <= share <= 1 for share in (*accuracies, options.second)):
-        parser.error("--accuracy and --second are probabilities; expected numbers from 0 to 1")
-    if options.length < 1 or options.branches < 1 or options.tokens < 2 or options.rounds < 1:
-        parser.error("--length, --branches and --rounds must be at least 1, --tokens at least 2")
+    if options.tokens < 2:
+        parser.error("--tokens must be at least 2")
     bench = ReplayBench(options.model, options.dtype, Script(options.length, options.branches, options.second))
     shapes = [shape for shape in options.shapes.split(",") if shape != "tree" or bench.takes_trees]
     if not bench.max_drafts:
         print("beholder: the model's device checks no drafts, there is nothing to measure", file=sys.stderr)
         return 2
     rows = []
-    for num_streams in map(int, options.streams.split(",")):
-        for row in bench.table(num_streams, accuracies, shapes, options.tokens, options.rounds):
+    for num_streams in options.streams:
+        for row in bench.table(num_streams, options.accuracy, shapes, options.tokens, options.rounds):
             rows.append(row)
             if not options.json:
                 print(table_line(row, header=len(rows) == 1), flush=True)

@@ -54,6 +54,7 @@ from preprocess.wire import (
     TokenEvents,
     Usage,
 )
+from server.bench.arguments import count, count_from_0, counts
 from server.bench.figures import table_line
 from server.sampling_rules import sampling_options
 from server.settings import Settings
@@ -114,13 +115,15 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--streams", default="1,4,16,64", help="clients at once (default: 1,4,16,64)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of both sides (default: 3)")
+    parser.add_argument("--streams", type=counts, default=[1, 4, 16, 64], help="clients at once (default: 1,4,16,64)")
+    parser.add_argument("--rounds", type=count, default=3, help="rounds of both sides (default: 3)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them (default: all)")
     parser.add_argument("--draft-model", default="", help="a smaller model that guesses (default: none)")
     parser.add_argument("--draft-head", default="", help="a head that guesses (default: as of beholder serve)")
     parser.add_argument("--mode", default="auto", help="the side that drafts (default: auto)")
-    parser.add_argument("--always", type=int, default=0, help="check so many guesses, whatever pays (default: 0, no)")
+    parser.add_argument(
+        "--always", type=count_from_0, default=0, help="check so many guesses, whatever pays (default: 0, no)"
+    )
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
@@ -131,7 +134,7 @@ def main(arguments: list[str]) -> int:
     bench = Bench({"model": options.model, "speculation": options.mode, "dtype": options.dtype, **drafters})
     rows = []
     for name in options.workloads.split(","):
-        for streams in map(int, options.streams.split(",")):
+        for streams in options.streams:
             rows.append(bench.compare(name, streams, options.rounds, always=options.always))
             if not options.json:
                 print(table_line(rows[-1], header=len(rows) == 1), flush=True)
