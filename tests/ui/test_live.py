@@ -759,6 +759,7 @@ def test_an_answer_that_cannot_be_kept_does_not_keep_out_the_next_ones(browser: 
     visit = Visit(browser, served_ui.url)
     visit.expect_errors("An answer could not be kept")
     page = visit.open("/ui")
+    visit.wait_for_parts()
     page.evaluate(
         """() => { const undrawable = { width: 2, height: 2, close() {} };
           window.failed = 0;
@@ -772,7 +773,9 @@ def test_an_answer_that_cannot_be_kept_does_not_keep_out_the_next_ones(browser: 
 
 
 def test_a_picture_for_which_the_browser_has_no_memory_has_no_small_copy(visit: Callable[..., Visit]):
-    small = visit().page.evaluate(
+    begun = visit()
+    begun.wait_for_parts()
+    small = begun.page.evaluate(
         """async () => {
           const { thumbnailOf } = await import("/ui/own/thumbnail.js");
           const blob = await new Promise((resolve) => document.createElement("canvas").toBlob(resolve));

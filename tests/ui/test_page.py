@@ -255,6 +255,7 @@ def test_what_is_asked_for_until_it_comes_waits_as_long_as_the_server_wants_and_
     visit: Callable[..., Visit],
 ) -> None:
     begun = visit()
+    begun.wait_for_parts()
     begun.expect_errors("503")
     busy = {"error": {"message": "Busy.", "code": "overloaded"}}
     begun.page.route("**/v1/wanted", lambda route: route.fulfill(status=503, headers={"retry-after": "77"}, json=busy))
@@ -278,9 +279,8 @@ def test_what_is_asked_for_until_it_comes_waits_as_long_as_the_server_wants_and_
 
 @pytest.mark.parametrize("name", ["picture", "placard"])
 def test_an_element_that_is_moved_watches_its_focus_once(visit: Callable[..., Visit], name: str) -> None:
-    begun = visit()
-    begun.wait_for_parts()
-    begun.page.wait_for_selector(f"beholder-{name} > *", state="attached")
+    begun = visit(f"/ui/#{name}")
+    begun.page.wait_for_selector(f"beholder-{name} > *")
     moves = begun.page.evaluate(
         """(name) => {
           const element = document.querySelector(`beholder-${name}`);
