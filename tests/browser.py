@@ -39,6 +39,8 @@ NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-
 """What Chromium is called, in the order in which they are tried. Playwright's own comes last."""
 LAPTOP: Final = {"width": 1280, "height": 800}
 PHONE: Final = {"width": 360, "height": 740}
+PARTS: Final = [f"beholder-{name}" for name in ("header", "live", "picture", "placard", "engine")]
+"""The elements that the page `/ui` is made of."""
 _SWITCHES: Final = (
     "--no-sandbox",
     "--disable-gpu",
@@ -154,6 +156,10 @@ class Visit:
         """Go to a page of the server; gives playwright's page."""
         self.page.goto(self.url + path)
         return self.page
+
+    def wait_for_parts(self) -> None:
+        """Returns once every part of the page `/ui` is loaded, for tests that take its server away."""
+        self.page.wait_for_function("(names) => names.every((name) => customElements.get(name))", arg=PARTS)
 
     def expect_errors(self, pattern: str) -> None:
         """Console errors that match are part of the test (a server that is killed makes some)."""

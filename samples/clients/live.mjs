@@ -24,7 +24,9 @@ const GONE = [4404, 4408, 4410]; // too late to resume, nothing sent for long, a
  *                 when there is no server at first
  */
 export function live({ url, source, session = {}, onText = () => {}, onEvent = () => {}, ticket }) {
-  const state = { id: null, token: null, seq: 0, socket: null, open: null, over: false, begun: false, failure: null };
+  const state = { id: null, token: null, seq: 0, socket: null, open: null, failure: null };
+  const [begun, done, over] = [false, false, false]; // there was a session; the source has ended; all has
+  Object.assign(state, { begun, done, over });
   const say = (event) => state.socket.send(JSON.stringify(event));
   let caption = "";
   let open = null; // resolves `state.open`, on which waits who has something to send and no session to send it to
@@ -62,13 +64,17 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
       };
       socket.onmessage = ({ data }) => {
         const event = JSON.parse(data);
+        const wasOpened = opened;
         if (event.type === "session.created" && !state.id) {
           [state.id, state.token, opened] = [event.session_id, event.resume_token, true];
           state.begun = true;
           say({ type: "session.update", session: { trigger: { mode: "continuous" }, max_tokens: 64, ...session } });
         }
         if (event.type === "session.resumed" || event.type === "session.resync_required") opened = true;
-        if (opened) opens();
+        if (opened && !wasOpened) {
+          opens();
+          if (state.done) say({ type: "session.close" }); // the last one was lost with its connection
+        }
         if (opened || event.type === "error") hear(event); // before that: a session that we do not want
       };
       socket.onerror = () => opened || socket.onclose({ code: 1006, reason: "" }); // Node 20 does not say that it closed
@@ -81,15 +87,25 @@ export function live({ url, source, session = {}, onText = () => {}, onEvent = (
     });
   };
 
+  // Until something can be sent. A socket that is closing would take it, and lose it.
+  const ready = async () => {
+    for (;;) {
+      await state.open;
+      if (state.over || state.socket?.readyState === WebSocket.OPEN) return;
+      close();
+    }
+  };
+
   const send = async () => {
-    await state.open;
+    await ready();
     for await (const picture of source) {
-      await state.open; // while the connection is lost no frame is taken
+      await ready(); // while the connection is lost no frame is taken
       if (state.over) return;
       if (state.socket.bufferedAmount < MAX_BUFFERED) state.socket.send(picture);
     }
-    await state.open;
+    await ready();
     say({ type: "session.close" });
+    state.done = true;
   };
 
   const run = async () => {

@@ -550,6 +550,7 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     visit = Visit(browser, served_ui.url)
     visit.expect_errors("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE|WebSocket|503|CONNECTION")
     visit.open("/ui")
+    visit.wait_for_parts()
     page = start(visit)
     said(page, SCENES)
     os.kill(served_ui.process.pid, signal.SIGSTOP)  # nobody restarts what dies until the page has been looked at
@@ -669,6 +670,7 @@ def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_se
             dialog.get_by_label("Key").fill(given)
             dialog.get_by_role("button", name="Continue").click()
         page.locator(".prompt-preset option").first.wait_for(state="attached")
+        visit.wait_for_parts()
         start(visit)
         page.wait_for_selector('beholder-live[data-link="live"]')
         until(page, lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
@@ -751,3 +753,34 @@ def test_on_a_wall_the_words_stand_over_the_picture(visit: Callable[..., Visit])
     assert stage["width"] == page.viewport_size["width"]
     page.keyboard.press("Escape")
     over.wait_for(state="hidden")
+
+
+def test_an_answer_that_cannot_be_kept_does_not_keep_out_the_next_ones(browser: Any, served_ui: Served):
+    visit = Visit(browser, served_ui.url)
+    visit.expect_errors("An answer could not be kept")
+    page = visit.open("/ui")
+    visit.wait_for_parts()
+    page.evaluate(
+        """() => { const undrawable = { width: 2, height: 2, close() {} };
+          window.failed = 0;
+          window.createImageBitmap = async () => (failed++ ? Promise.reject() : undrawable); }"""
+    )
+    start(visit)
+    page.locator(CARD).first.wait_for()
+    assert page.evaluate("failed") > 1
+    assert any("could not be kept" in error for error in visit.errors)
+    visit.close()
+
+
+def test_a_picture_for_which_the_browser_has_no_memory_has_no_small_copy(visit: Callable[..., Visit]):
+    begun = visit()
+    begun.wait_for_parts()
+    small = begun.page.evaluate(
+        """async () => {
+          const { thumbnailOf } = await import("/ui/own/thumbnail.js");
+          const blob = await new Promise((resolve) => document.createElement("canvas").toBlob(resolve));
+          HTMLCanvasElement.prototype.toBlob = (take) => take(null);
+          return thumbnailOf(blob);
+        }"""
+    )
+    assert small == ""

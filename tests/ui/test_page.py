@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser import PHONE, PICTURES, Visit
-from serving import PATIENCE_S
+from browser import PHONE, PICTURES, Visit, until
+from serving import PATIENCE_S, Served
 
 
 def selected(page: Any, name: str) -> None:
@@ -214,3 +214,99 @@ def test_growing_words_never_show_a_sign_that_is_not_in_them(visit: Callable[...
     whole = page.evaluate("(text) => [...new Intl.Segmenter().segment(text)].map(({ segment }) => segment)", text)
     starts = {"".join(whole[:count]) for count in range(len(whole) + 1)}
     assert set(painted) - starts == {text[: text.index("cafe") + 4]}, "only Latin letters do not wait for their accents"
+
+
+def test_a_page_whose_server_goes_away_while_it_is_loaded_is_whole_once_it_is_back(
+    browser: Any, served_ui: Served
+) -> None:
+    gone, asked = Visit(browser, served_ui.url), []
+    gone.expect_errors("could not be loaded|Failed to load resource|ERR_")
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.abort()
+        else:
+            route.continue_()
+
+    gone.page.route("**/ui/own/live.js", answer)
+    gone.open()
+    gone.page.get_by_role("button", name="Start the camera").wait_for()
+    gone.wait_for_parts()
+    gone.page.wait_for_function("sessionStorage.length === 0")
+    assert len(asked) == 2
+    gone.close()
+
+
+def test_a_part_that_never_comes_leaves_the_others_alone(browser: Any, served_ui: Served) -> None:
+    lame, told = Visit(browser, served_ui.url), []
+    lame.expect_errors("could not be loaded|Failed to load resource|ERR_")
+    lame.page.on("console", lambda message: told.append("part live" in message.text))
+    lame.page.route("**/ui/own/live.js", lambda route: route.abort())
+    lame.open()
+    until(lame.page, lambda: sum(told) == 4)  # once, and after three attempts more
+    lame.page.get_by_role("tab", name="Engine").click()
+    lame.page.wait_for_selector("beholder-engine .engine-figure")
+    assert sum(told) == 4
+    lame.close()
+
+
+def test_what_is_asked_for_until_it_comes_waits_as_long_as_the_server_wants_and_ends_with_who_asks(
+    visit: Callable[..., Visit],
+) -> None:
+    begun = visit()
+    begun.wait_for_parts()
+    begun.expect_errors("503")
+    busy = {"error": {"message": "Busy.", "code": "overloaded"}}
+    begun.page.route("**/v1/wanted", lambda route: route.fulfill(status=503, headers={"retry-after": "77"}, json=busy))
+    outcome = begun.page.evaluate(
+        """async () => {
+          const { getAtLast } = await import("/ui/own/api.js");
+          const later = window.setTimeout;
+          const waiting = new Promise((resolve) => {
+            window.setTimeout = (call, ms, ...rest) => (ms === 77000 && resolve(), later(call, ms, ...rest));
+          });
+          const stop = new AbortController();
+          const end = getAtLast("/v1/wanted", stop.signal).catch(({ name }) => name);
+          await waiting;
+          stop.abort();
+          window.setTimeout = later;
+          return end;
+        }"""
+    )
+    assert outcome == "AbortError"
+
+
+@pytest.mark.parametrize("name", ["picture", "placard"])
+def test_an_element_that_is_moved_watches_its_focus_once(visit: Callable[..., Visit], name: str) -> None:
+    begun = visit(f"/ui/#{name}")
+    begun.page.wait_for_selector(f"beholder-{name} > *")
+    moves = begun.page.evaluate(
+        """(name) => {
+          const element = document.querySelector(`beholder-${name}`);
+          const place = element.parentNode;
+          const calls = { focusin: 0, focusout: 0, keydown: 0, disconnect: 0 };
+          const { addEventListener: add, removeEventListener: remove } = element;
+          element.addEventListener = (type, listener, options) => {
+            calls[type]++;
+            options?.signal?.addEventListener("abort", () => calls[type]--);
+            add.call(element, type, listener, options);
+          };
+          element.removeEventListener = (type, ...rest) => (calls[type]--, remove.call(element, type, ...rest));
+          const { disconnect } = MutationObserver.prototype;
+          MutationObserver.prototype.disconnect = function () {
+            calls.disconnect++;
+            disconnect.call(this);
+          };
+          for (let time = 0; time < 3; time++) {
+            element.remove();
+            place.append(element);
+          }
+          MutationObserver.prototype.disconnect = disconnect;
+          return calls;
+        }""",
+        name,
+    )
+    assert moves["disconnect"] == 3
+    assert (moves["focusin"], moves["focusout"]) == (0, 0), "as many were taken away as came"
+    assert moves["keydown"] <= 1

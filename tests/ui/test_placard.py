@@ -378,3 +378,36 @@ def test_a_camera_that_is_given_too_late_is_let_go_at_once(page: Any) -> None:
     page.wait_for_function("given.length === 2 && given.every((each) => !each.active)")
     assert not page.locator(".placard-recording").is_visible()
     assert page.title() == "Beholder"
+
+
+def test_a_label_that_is_no_longer_wanted_says_nothing_about_the_next_one(page: Any) -> None:
+    """While the code of a finished label is being made another picture is hung."""
+    page.evaluate(
+        """() => {
+          window.held = new Promise((resolve) => (window.release = resolve));
+          window.CompressionStream = class {
+            constructor() {
+              const { readable, writable } = new TransformStream({ flush: () => held });
+              Object.assign(this, { readable, writable });
+              window.isMaking = true;
+            }
+          };
+        }"""
+    )
+    page.set_input_files(".placard-file", str(PICTURES / "gallery.jpg"))
+    page.wait_for_function("window.isMaking")
+    stopped: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: stopped.append(route))
+    with page.expect_request("**/v1/chat/completions"):
+        page.set_input_files(".placard-file", str(PICTURES / "farm.jpg"))
+    page.evaluate(
+        """async () => {
+          const { codeAddress } = await import("/ui/own/label.js");
+          release();
+          await codeAddress({ title: "", text: "" }); // takes as long as that of the label
+          await new Promise(requestAnimationFrame);
+        }"""
+    )
+    assert page.locator(".placard .label.writing").count() == 1
+    assert page.locator(".placard-again").get_attribute("aria-disabled") == "true"
+    assert page.locator(".placard-code").is_hidden()

@@ -92,16 +92,28 @@ export async function call(path, { json, headers = {}, ...options } = {}) {
 /** The JSON body of a call. */
 export const get = async (path, options) => (await call(path, options)).json();
 
-/** The same, again and again while there is no server or it cannot: for what the page cannot do without. */
-export async function getAtLast(path) {
+/**
+ * The same, again and again while there is no server or it cannot: for what the page cannot do without. Never sooner than
+ * the server wants it.
+ * @param signal AbortSignal of who needs it; without one it never gives up
+ */
+export async function getAtLast(path, signal) {
   for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS)) {
     try {
-      return await get(path);
+      return await get(path, { signal });
     } catch (error) {
       if (!error.mayPass) throw error;
-      await new Promise((resolve) => setTimeout(resolve, pauseMs));
+      await pause(Math.max(pauseMs, 1000 * error.retryAfterS), signal);
     }
   }
+}
+
+function pause(ms, signal) {
+  signal?.throwIfAborted();
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
+  });
 }
 
 /** Reads an error answer. */

@@ -36,9 +36,20 @@ class Live extends HTMLElement {
   #source = null;
   #opening = null; // AbortController while a camera, screen or file is being opened
   #recording = Promise.resolve(); // one answer after the other comes into the history
+  #loading = null; // AbortController while it is in a page
 
   connectedCallback() {
-    if (this.firstChild) return; // moved, not new
+    if (!this.firstChild) this.#build(); // else it was moved, and is not new
+    const { signal } = (this.#loading = new AbortController());
+    this.#prompt.load(signal).catch((error) => signal.aborted || this.#warn(error.message));
+  }
+
+  disconnectedCallback() {
+    this.#loading.abort();
+    this.stop();
+  }
+
+  #build() {
     this.innerHTML = markup({ secure: camerasAllowed(), screens: screensAllowed() });
     this.#prompt = new LivePrompt(this.#$(".live-prompt"));
     this.#prompt.addEventListener("change", () => {
@@ -60,11 +71,6 @@ class Live extends HTMLElement {
     this.#announcer = new Announcer(this.#$(".live-aloud"));
     this.#passing = new PassingWords(this.#$(".live-said"));
     this.#listen();
-    this.#prompt.load().catch((error) => this.#warn(error.message));
-  }
-
-  disconnectedCallback() {
-    this.stop();
   }
 
   #prompt;
@@ -190,7 +196,8 @@ class Live extends HTMLElement {
     const sessionId = this.#session?.client.sessionId ?? "";
     const { text, response_id: responseId } = event;
     const answer = { text, shown: words, prompt, model, responseId, sessionId, capturedAt, figures };
-    this.#recording = this.#recording.then(() => this.#record(answer, blob));
+    const record = () => this.#record(answer, blob);
+    this.#recording = this.#recording.then(record).catch((error) => console.error("An answer could not be kept.", error));
   }
 
   async #record(answer, blob) {

@@ -57,9 +57,10 @@ export class LivePrompt extends EventTarget {
     this.#showMode();
   }
 
-  /** Fetches the presets, as soon as there is a server. */
-  async load() {
-    this.#presets = (await getAtLast("/v1/presets")).data;
+  /** Fetches the presets, once, as soon as there is a server. @param signal AbortSignal */
+  async load(signal) {
+    if (this.#presets.length) return;
+    this.#presets = (await getAtLast("/v1/presets", signal)).data;
     const select = this.#find(".prompt-preset");
     select.replaceChildren(
       ...this.#presets.map(({ id, title, description }) => {

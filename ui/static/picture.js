@@ -23,9 +23,12 @@ class Picture extends HTMLElement {
   #conversation = null;
   #views = new Map();
   #stopIntake = null;
+  #stopFocus = null;
+  #connected = null; // AbortController while it is in a page
   #reader = null;
 
   connectedCallback() {
+    const { signal } = (this.#connected = new AbortController());
     this.innerHTML = MARKUP;
     this.#reader = new Reader(this.querySelector("[aria-live]"));
     const files = this.querySelector(".picture-files");
@@ -44,17 +47,18 @@ class Picture extends HTMLElement {
       event.preventDefault();
       this.#ask();
     });
-    this.addEventListener("keydown", (event) => event.key === "Escape" && this.#conversation.stop());
-    addEventListener("pagehide", this.#leave);
-    passFocusOn(this, [".picture-stop", ".picture-send", ".picture-choose"]);
+    this.addEventListener("keydown", (event) => event.key === "Escape" && this.#conversation.stop(), { signal });
+    addEventListener("pagehide", this.#leave, { signal });
+    this.#stopFocus = passFocusOn(this, [".picture-stop", ".picture-send", ".picture-choose"]);
     this.#begin();
-    this.#offerQuestions();
+    this.#offerQuestions(signal);
   }
 
   disconnectedCallback() {
+    this.#connected.abort();
     this.#stopIntake?.();
+    this.#stopFocus?.();
     this.#conversation?.stop();
-    removeEventListener("pagehide", this.#leave);
     this.#leave();
   }
 
@@ -253,11 +257,12 @@ class Picture extends HTMLElement {
     this.#conversation.again();
   }
 
-  async #offerQuestions() {
-    const presets = await getAtLast("/v1/presets").then(
+  async #offerQuestions(signal) {
+    const presets = await getAtLast("/v1/presets", signal).then(
       ({ data }) => data,
       () => [],
     );
+    if (signal.aborted) return; // whoever puts it into a page again offers them anew
     const offered = QUESTIONS.map((id) => presets.find((preset) => preset.id === id)).filter(Boolean);
     this.querySelector(".picture-questions").append(
       ...offered.map(({ title, prompt }) => {

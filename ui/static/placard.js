@@ -32,6 +32,7 @@ class Placard extends HTMLElement {
   #writing = new AbortController();
   #watching = null; // AbortController while the camera is on, or being opened
   #stopIntake = null;
+  #stopFocus = null;
   #hangs = "nothing"; // or "picture" or "camera", in the frame
   #isWriting = false;
   #home = new URLSearchParams(location.search).get("home") ?? "";
@@ -49,12 +50,13 @@ class Placard extends HTMLElement {
     document.addEventListener("fullscreenchange", this.#onFullscreen);
     addEventListener("resize", this.#fitLabel);
     document.addEventListener("visibilitychange", this.#onHidden);
-    passFocusOn(this, [".placard-choose"]);
+    this.#stopFocus = passFocusOn(this, [".placard-choose"]);
     if (this.isWall) this.#beginWall();
   }
 
   disconnectedCallback() {
     this.#stopIntake?.();
+    this.#stopFocus?.();
     this.#endCamera();
     this.#writing.abort();
     document.removeEventListener("fullscreenchange", this.#onFullscreen);
@@ -234,8 +236,9 @@ class Placard extends HTMLElement {
       this.querySelector("[aria-live]").textContent = `${label.title}. ${label.text}`;
       this.#parts.picture.alt = label.title;
       await this.#showCode(label);
+      writing.signal.throwIfAborted();
     } catch (problem) {
-      if (problem.name === "AbortError") return true;
+      if (writing.signal.aborted) return true; // what follows belongs to the next one
       this.#isWriting = false;
       if (this.isWall) return this.#pause(problem.message), false;
       this.#tell(this.#watching ? `${sentence(problem.message)} ${BY_ITSELF}` : withAdvice(problem, NEXT));

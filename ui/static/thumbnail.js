@@ -16,5 +16,6 @@ export async function thumbnailOf(blob) {
   canvas.height = Math.max(1, Math.round(picture.height * scale));
   canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
   picture.close();
-  return URL.createObjectURL(await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.75)));
+  const small = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.75));
+  return small ? URL.createObjectURL(small) : ""; // null: the browser had no memory for it
 }
