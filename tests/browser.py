@@ -152,13 +152,21 @@ class Visit:
         page.on("websocket", lambda socket: self._note(socket.url))
         return page
 
-    def open(self, path: str = "/ui") -> Any:
-        """Go to a page of the server; gives playwright's page."""
+    def open(self, path: str = "/ui", *, whole: bool = True) -> Any:
+        """Go to a page of the server; gives playwright's page.
+
+        Args:
+            path: Of the page.
+            whole: Whether to wait until every part of the page `/ui` is loaded: before, it hears no key, no drop and no
+                click.
+        """
         self.page.goto(self.url + path)
+        if whole and path.partition("#")[0].partition("?")[0].rstrip("/") == "/ui":
+            self.wait_for_parts()
         return self.page
 
     def wait_for_parts(self) -> None:
-        """Returns once every part of the page `/ui` is loaded, for tests that take its server away."""
+        """Returns once every part of the page `/ui` is loaded."""
         self.page.wait_for_function("(names) => names.every((name) => customElements.get(name))", arg=PARTS)
 
     def expect_errors(self, pattern: str) -> None:

@@ -153,7 +153,6 @@ def test_a_server_that_dies_is_told_and_comes_back(browser: Any, served_ui: Serv
     visit = Visit(browser, served_ui.url)
     visit.expect_errors("Failed to load resource|ERR_")
     visit.open()
-    visit.wait_for_parts()
     page = open_tab(visit)
     page.wait_for_selector(".engine[data-state=ready]")
     (pid,) = served_ui.pids("server")

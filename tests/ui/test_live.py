@@ -550,7 +550,6 @@ def test_a_server_that_dies_is_told_of_and_the_session_goes_on_when_it_is_back(b
     visit = Visit(browser, served_ui.url)
     visit.expect_errors("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE|WebSocket|503|CONNECTION")
     visit.open("/ui")
-    visit.wait_for_parts()
     page = start(visit)
     said(page, SCENES)
     os.kill(served_ui.process.pid, signal.SIGSTOP)  # nobody restarts what dies until the page has been looked at
@@ -670,7 +669,6 @@ def test_where_a_key_is_needed_the_page_asks_for_it_and_an_open_page_keeps_no_se
             dialog.get_by_label("Key").fill(given)
             dialog.get_by_role("button", name="Continue").click()
         page.locator(".prompt-preset option").first.wait_for(state="attached")
-        visit.wait_for_parts()
         start(visit)
         page.wait_for_selector('beholder-live[data-link="live"]')
         until(page, lambda: bool(page.locator("[data-figure=received]").inner_text().isdigit()))
@@ -759,7 +757,6 @@ def test_an_answer_that_cannot_be_kept_does_not_keep_out_the_next_ones(browser: 
     visit = Visit(browser, served_ui.url)
     visit.expect_errors("An answer could not be kept")
     page = visit.open("/ui")
-    visit.wait_for_parts()
     page.evaluate(
         """() => { const undrawable = { width: 2, height: 2, close() {} };
           window.failed = 0;
@@ -774,7 +771,6 @@ def test_an_answer_that_cannot_be_kept_does_not_keep_out_the_next_ones(browser: 
 
 def test_a_picture_for_which_the_browser_has_no_memory_has_no_small_copy(visit: Callable[..., Visit]):
     begun = visit()
-    begun.wait_for_parts()
     small = begun.page.evaluate(
         """async () => {
           const { thumbnailOf } = await import("/ui/own/thumbnail.js");

@@ -230,7 +230,7 @@ def test_a_page_whose_server_goes_away_while_it_is_loaded_is_whole_once_it_is_ba
             route.continue_()
 
     gone.page.route("**/ui/own/live.js", answer)
-    gone.open()
+    gone.open(whole=False)
     gone.page.get_by_role("button", name="Start the camera").wait_for()
     gone.wait_for_parts()
     gone.page.wait_for_function("sessionStorage.length === 0")
@@ -243,7 +243,7 @@ def test_a_part_that_never_comes_leaves_the_others_alone(browser: Any, served_ui
     lame.expect_errors("could not be loaded|Failed to load resource|ERR_")
     lame.page.on("console", lambda message: told.append("part live" in message.text))
     lame.page.route("**/ui/own/live.js", lambda route: route.abort())
-    lame.open()
+    lame.open(whole=False)
     until(lame.page, lambda: sum(told) == 4)  # once, and after three attempts more
     lame.page.get_by_role("tab", name="Engine").click()
     lame.page.wait_for_selector("beholder-engine .engine-figure")
@@ -255,7 +255,6 @@ def test_what_is_asked_for_until_it_comes_waits_as_long_as_the_server_wants_and_
     visit: Callable[..., Visit],
 ) -> None:
     begun = visit()
-    begun.wait_for_parts()
     begun.expect_errors("503")
     busy = {"error": {"message": "Busy.", "code": "overloaded"}}
     begun.page.route("**/v1/wanted", lambda route: route.fulfill(status=503, headers={"retry-after": "77"}, json=busy))

@@ -361,7 +361,6 @@ def test_a_server_that_dies_is_told_and_the_conversation_goes_on(browser: Any, o
     begun = Visit(browser, own_server.url)
     begun.expect_errors("Failed to load resource|ERR_|WebSocket")
     begun.open()
-    begun.wait_for_parts()
     page = open_tab(begun)
     bring(page, PICTURES / "kitchen.jpg")
     answered(page, 1)
