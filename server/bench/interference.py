@@ -88,13 +88,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--base-url", default="", help="a server that runs (default: two are started)")
     parser.add_argument("--model", default="", help="its name there; without --base-url a model folder")
     parser.add_argument("--api-key", default="")
-    parser.add_argument("--streams", type=count, default=32, help="that decode all the time (default: 32)")
-    parser.add_argument("--picture-every-ms", type=positive, default=500, help="(default: 500)")
-    parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
-    parser.add_argument("--seconds", type=positive, default=2, help="alone, and again with pictures (default: 2)")
-    parser.add_argument("--turns", type=count, default=4, help="of both in a round (default: 4)")
+    add_scenario_options(parser)
     parser.add_argument("--rounds", type=count, default=3, help="of each side (default: 3)")
-    parser.add_argument("--stream-words", type=count, default=400, help="of a stream's question (default: 400)")
     parser.add_argument("--stream-tokens", type=count, default=1024, help="of a stream's answer (default: 1024)")
     parser.add_argument("--picture-tokens", type=count, default=16, help="of a picture's answer (default: 16)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -133,6 +128,21 @@ def main(arguments: list[str]) -> int:
             print(f"round {number + 1} of {given.rounds} done", file=sys.stderr, flush=True)
     print_rows([{"side": name, **figures(total)} for name, total in totals.items()], as_json=given.json)
     return 0
+
+
+def add_scenario_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what says how much is decoded and how many pictures come."""
+    parser.add_argument("--streams", type=count, default=32, help="that decode all the time (default: 32)")
+    parser.add_argument("--picture-every-ms", type=positive, default=500, help="(default: 500)")
+    parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
+    parser.add_argument("--seconds", type=positive, default=2, help="alone, and again with pictures (default: 2)")
+    parser.add_argument("--turns", type=count, default=4, help="of both in a round (default: 4)")
+    parser.add_argument("--stream-words", type=count, default=400, help="of a stream's question (default: 400)")
+
+
+def story(num_words: int) -> str:
+    """A question of about so many words."""
+    return STORY * (num_words // len(STORY.split()))
 
 
 def num_pictures(seconds: float, every_s: float) -> int:
@@ -239,7 +249,7 @@ class _Load:
         """One reader, who asks again when an answer is complete."""
         turn = 0
         while True:
-            text = f"{index}.{self._number}.{turn}: {STORY * (self._scenario.stream_words // len(STORY.split()))}"
+            text = f"{index}.{self._number}.{turn}: {story(self._scenario.stream_words)}"
             last_s: float | None = None
             async for now_s in self._events(text, self._scenario.stream_tokens):
                 if last_s is not None and self._gaps is not None:

@@ -16,35 +16,21 @@ import argparse
 import gc
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from preprocess.prepare import Preparer
-from preprocess.wire import (
-    EngineRequest,
-    GenerationOptions,
-    ImagePart,
-    Job,
-    Lease,
-    Message,
-    Pixels,
-    Prepared,
-    TextPart,
-    TokenEvents,
-)
-from server.bench.arguments import count, count_from_0, positive
+from preprocess.wire import EngineRequest, ImagePart, Message, TextPart
+from server.bench.arguments import count, count_from_0
+from server.bench.engine_alone import clock_of, events, pixels_of, prepared
 from server.bench.figures import percentile, print_rows
-from server.bench.interference import STORY, Round, figures
-from server.bench.pictures import picture, size
-from server.sampling_rules import sampling_options
+from server.bench.interference import Round, add_scenario_options, figures, num_pictures, story
+from server.bench.pictures import picture
 from server.settings import Settings
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.core import Engine
 
 SIDES: Final = {"as they come": 0.0, "by targets": -1.0}
@@ -61,12 +47,7 @@ def main(arguments: list[str]) -> int:
         prog="beholder bench pace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="", help="model folder (default: the bundled model)")
-    parser.add_argument("--streams", type=count, default=32, help="that decode all the time (default: 32)")
-    parser.add_argument("--picture-every-ms", type=positive, default=500, help="(default: 500)")
-    parser.add_argument("--image-size", type=size, default=(1024, 768), help="of the JPEGs (default: 1024x768)")
-    parser.add_argument("--seconds", type=positive, default=2, help="alone, and again with pictures (default: 2)")
-    parser.add_argument("--turns", type=count, default=4, help="of both (default: 4)")
-    parser.add_argument("--stream-words", type=count, default=400, help="of a stream's question (default: 400)")
+    add_scenario_options(parser)
     parser.add_argument("--clients", type=count_from_0, default=8, help="of the closed loop; 0: none (default: 8)")
     parser.add_argument("--closed-tokens", type=count, default=64, help="of an answer there (default: 64)")
     parser.add_argument("--rounds", type=count, default=2, help="of both sides (default: 2)")
@@ -95,8 +76,6 @@ class Bench:
     """One loaded model that both sides use in turn."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        import torch
-
         from engine.limits import with_vision_cache
         from engine.load import load_runner
 
@@ -105,8 +84,7 @@ class Bench:
         self._runner = load_runner(settings.engine_config())
         self._runner.warm_up()
         self._config = with_vision_cache(settings.engine_config(), self._runner)
-        is_one_thread = self._runner.slot_table.device.type == "cpu" and torch.get_num_threads() == 1
-        self._clock = time.thread_time if is_one_thread else time.perf_counter
+        self._clock = clock_of(self._runner.slot_table.device.type)
         self._preparer = Preparer(settings.preprocess_config(), None)
         self._next_picture = 0
         gc.freeze()  # as the engine process does
@@ -131,14 +109,14 @@ class Bench:
                     last_s[request_id] = now_s
                     begun.add(request_id)
 
-        story = STORY * (options.stream_words // len(STORY.split()))
+        text = story(options.stream_words)
         for index in range(options.streams):
-            engine.submit(self._request(f"stream{index}", f"{index}: {story}", max_tokens=2048), _pixels)
+            engine.submit(self._request(f"stream{index}", f"{index}: {text}", max_tokens=2048), pixels_of)
         while len(begun) < options.streams:
             step()
         for _ in range(options.turns):
-            count = max(round(options.seconds * 1e3 / options.picture_every_ms), 1)
-            pictures = [self._picture(16) for _ in range(count)]
+            every_s = options.picture_every_ms / 1e3
+            pictures = [self._picture(16) for _ in range(num_pictures(options.seconds, every_s))]
             gaps.clear()
             until_s = clock() + options.seconds
             while clock() < until_s:
@@ -147,10 +125,10 @@ class Bench:
             gaps.clear()
             started_s = clock()
             for index, wanted in enumerate(pictures):
-                due_s = started_s + index * options.picture_every_ms / 1e3
+                due_s = started_s + index * every_s
                 while clock() < due_s:
                     step()
-                engine.submit(wanted, _pixels)
+                engine.submit(wanted, pixels_of)
                 sent_s[wanted.request_id] = due_s
             while clock() < started_s + options.seconds:
                 step()
@@ -175,7 +153,7 @@ class Bench:
             stats = engine.stats()
             may_ask = min(options.clients, 1 + num_steps // APART)
             if waiting and stats.num_running + stats.num_waiting < may_ask:
-                engine.submit(waiting.pop(), _pixels)
+                engine.submit(waiting.pop(), pixels_of)
             list(_answered(engine))
             num_steps += 1
         return total / (self._clock() - started_s)
@@ -197,29 +175,10 @@ class Bench:
 
     def _request(self, name: str, text: str, jpeg: bytes | None = None, *, max_tokens: int) -> EngineRequest:
         parts: list[Any] = [ImagePart(data=jpeg)] if jpeg is not None else []
-        options: GenerationOptions = sampling_options(
-            {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True}
-        )
         message = Message("user", [*parts, TextPart(text)])
-        prepared = self._preparer.prepare(Job(name, [message], options, Lease(), time.monotonic()))
-        if not isinstance(prepared, Prepared):
-            raise RuntimeError(prepared.message)
-        return prepared.request
+        return prepared(self._preparer, name, [message], {"max_tokens": max_tokens, "ignore_eos": True})
 
 
 def _answered(engine: Engine) -> Iterator[str]:
     """Step; whose tokens came."""
-    for message in engine.step():
-        if isinstance(message, TokenEvents):
-            for event in message.events:
-                if event.error is not None:
-                    raise RuntimeError(event.error.message)
-                if event.token_ids:
-                    yield event.request_id
-
-
-def _pixels(pixels: Pixels) -> torch.Tensor:
-    """uint8 (tiles, height, width, 3)."""
-    import torch
-
-    return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
+    return (event.request_id for event in events(engine) if event.token_ids)

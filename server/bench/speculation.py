@@ -28,7 +28,6 @@ import io
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,27 +40,13 @@ from PIL import Image
 from preprocess.model_folder import ModelFolder
 from preprocess.prepare import Preparer
 from preprocess.tokenizer import load_tokenizer
-from preprocess.wire import (
-    EngineRequest,
-    GenerationOptions,
-    ImagePart,
-    Job,
-    Lease,
-    Message,
-    Pixels,
-    Prepared,
-    TextPart,
-    TokenEvents,
-    Usage,
-)
+from preprocess.wire import EngineRequest, ImagePart, Message, TextPart, Usage
 from server.bench.arguments import count, count_from_0, counts
+from server.bench.engine_alone import clock_of, events, pixels_of, prepared
 from server.bench.figures import table_line
-from server.sampling_rules import sampling_options
 from server.settings import Settings
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.batch import Flight, Row, Runner, SampledToken
     from engine.core import Engine
     from engine.speculation.controller import Controller
@@ -151,8 +136,6 @@ class Bench:
     """
 
     def __init__(self, options: Mapping[str, object]) -> None:
-        import torch
-
         from engine.load import load_runner
 
         self._settings = Settings.load(options).resolve_model()
@@ -160,8 +143,7 @@ class Bench:
         self._config = msgspec.structs.replace(config, max_waiting=1024, max_waiting_tokens=10**9)
         self._runner = load_runner(self._config)
         self._runner.warm_up()
-        is_one_thread = config.device == "cpu" and torch.get_num_threads() == 1
-        self._clock = time.thread_time if is_one_thread else time.perf_counter
+        self._clock = clock_of(config.device)
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
         self._learnt = self._controller()
@@ -305,11 +287,7 @@ class Bench:
         for picture, text in turns:
             parts: list[Any] = [ImagePart(data=picture)] if isinstance(picture, bytes) else []
             messages.append(Message("assistant" if picture == "answer" else "user", [*parts, TextPart(text)]))
-        options: GenerationOptions = sampling_options({"temperature": 0.0, **sampling})
-        prepared = self._preparer.prepare(Job(name, messages, options, Lease(), time.monotonic(), session_id=session))
-        if not isinstance(prepared, Prepared):
-            raise RuntimeError(prepared.message)
-        return prepared.request
+        return prepared(self._preparer, name, messages, sampling, session=session)
 
     def _text(self, ids: Sequence[int]) -> str:
         tokenizer = load_tokenizer(ModelFolder(self._config.model))
@@ -341,16 +319,14 @@ class Bench:
             if request is not None:
                 owners[request.request_id] = requests
                 answers[request.request_id] = []
-                engine.submit(request, _pixels)
+                engine.submit(request, pixels_of)
 
         started_s = self._clock()
         for requests in waiting:
             ask(requests)
         while engine.has_work:
-            for event in _events(engine):
+            for event in events(engine):
                 answers[event.request_id] += event.token_ids
-                if event.error is not None:
-                    raise RuntimeError(event.error.message)
                 if event.usage is not None:
                     usages.append(event.usage)
                     ask(owners[event.request_id])
@@ -430,12 +406,6 @@ def dictating(runner: Runner, script: Sequence[int]) -> Dictating:
     return (LaunchedDictating if isinstance(runner, OverlappedRunner) else Dictating)(runner, script)
 
 
-def _events(engine: Engine) -> Iterator[Any]:
-    for message in engine.step():
-        if isinstance(message, TokenEvents):
-            yield from message.events
-
-
 def _scene(number: int, *, seed: int, drift: float = 0.0) -> bytes:
     """A picture of the samples as a camera sees it: with noise, and moved by some pixels."""
     name = PICTURES[number % len(PICTURES)]
@@ -448,10 +418,3 @@ def _scene(number: int, *, seed: int, drift: float = 0.0) -> bytes:
     file = io.BytesIO()
     Image.fromarray(noisy).save(file, "JPEG", quality=90)
     return file.getvalue()
-
-
-def _pixels(pixels: Pixels) -> torch.Tensor:
-    """uint8 (tiles, height, width, 3)."""
-    import torch
-
-    return torch.frombuffer(bytearray(pixels.inline), dtype=torch.uint8).view(pixels.shape)
