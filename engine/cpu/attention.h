@@ -93,6 +93,15 @@ struct Heads {
     float* attended;
 };
 
+// Room for tokens' queries, for what attention gives them, and for inputs of products as wide as `widest`.
+void take_rows(Cutter& take, size_t tokens, int num_heads, int head_dim, size_t widest, Heads& heads, Inputs& inputs) {
+    heads.query_stride = (head_dim + 31) / 32 * 32;
+    heads.query = (uint16_t*)take(tokens * num_heads * heads.query_stride * 2);
+    heads.attended = (float*)take(tokens * padded(num_heads * head_dim) * 4);
+    inputs.values = (uint16_t*)take(tokens * widest * 2);
+    inputs.scales = (float*)take(tokens * blocks_of(int(widest)) * 4);
+}
+
 // Consecutive tokens whose attention is computed together: tokens [from, from + count) of a row, or, where there are
 // several rows, all of theirs. What precedes `common`, a multiple of KEYS, is in the same slots for all rows then.
 struct Part {

@@ -63,13 +63,8 @@ struct DraftWork {
     size_t bytes;
 
     DraftWork(const Head& head, int pairs, char* at) {
-        const char* begin = at;
-        const auto take = [&](size_t bytes) {
-            char* taken = at;
-            at += (bytes + 63) / 64 * 64;
-            return taken;
-        };
-        const size_t n = pairs, attended = padded(head.num_heads * head.head_dim);
+        Cutter take(at);
+        const size_t n = pairs;
         size_t widest = 0;
         for (const Matrix* matrix : {&head.fc, &head.queries, &head.keys_values, &head.out, &head.gate_up, &head.down})
             widest = std::max<size_t>(widest, std::max(matrix->inputs, padded(matrix->outputs)));
@@ -77,12 +72,8 @@ struct DraftWork {
         pair = (float*)take(n * padded(2 * head.hidden) * 4);
         wide = (float*)take(n * widest * 4);
         x = (float*)take(n * padded(head.hidden) * 4);
-        heads.query_stride = (head.head_dim + 31) / 32 * 32;
-        heads.query = (uint16_t*)take(n * head.num_heads * heads.query_stride * 2);
-        heads.attended = (float*)take(n * attended * 4);
-        inputs.values = (uint16_t*)take(n * widest * 2);
-        inputs.scales = (float*)take(n * blocks_of(int(widest)) * 4);
-        bytes = size_t(at - begin);
+        take_rows(take, n, head.num_heads, head.head_dim, widest, heads, inputs);
+        bytes = take.bytes();
     }
 };
 

@@ -70,4 +70,21 @@ struct Step {
 int padded(int count) { return (count + HALF - 1) / HALF * HALF; }
 int blocks_of(int inputs) { return (inputs + BLOCK - 1) / BLOCK; }
 
+// Cuts a workspace up, into parts that begin at cache lines.
+class Cutter {
+  public:
+    explicit Cutter(char* begin) : begin_(begin), at_(begin) {}
+
+    char* operator()(size_t bytes) {
+        char* taken = at_;
+        at_ += (bytes + 63) / 64 * 64;
+        return taken;
+    }
+    size_t bytes() const { return size_t(at_ - begin_); }
+
+  private:
+    char* begin_;
+    char* at_;
+};
+
 }  // namespace

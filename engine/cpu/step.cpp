@@ -67,24 +67,15 @@ struct Work {
     size_t bytes;
 
     Work(const Model& model, int tokens, char* at) {
-        const char* begin = at;
-        const auto take = [&](size_t bytes) {
-            char* taken = at;
-            at += (bytes + 63) / 64 * 64;
-            return taken;
-        };
+        Cutter take(at);
         const size_t hidden = padded(model.hidden), inner = padded(model.intermediate), n = tokens;
         const size_t attended = padded(model.num_heads * model.head_dim);
         const size_t qkv = padded((model.num_heads + 2 * model.num_kv_heads) * model.head_dim);
         const size_t widest = std::max(std::max(hidden, inner), attended);
         x = (float*)take(n * hidden * 4);
         wide = (float*)take(n * std::max(qkv, inner) * 4);
-        heads.query_stride = (model.head_dim + 31) / 32 * 32;
-        heads.query = (uint16_t*)take(n * model.num_heads * heads.query_stride * 2);
-        heads.attended = (float*)take(n * attended * 4);
-        inputs.values = (uint16_t*)take(n * widest * 2);
-        inputs.scales = (float*)take(n * blocks_of(int(widest)) * 4);
-        bytes = size_t(at - begin);
+        take_rows(take, n, model.num_heads, model.head_dim, widest, heads, inputs);
+        bytes = take.bytes();
     }
 };
 
