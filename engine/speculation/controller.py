@@ -106,11 +106,10 @@ class Controller:
         fewest_s = self.times.step_s(rows, rows + 1)
         assert fewest_s is not None
         cost_s = self._looking_s + max(fewest_s - plain_s, 0.0)  # what cannot be checked is looked for in vain
-        if self._account.bears(cost_s, plain_s):
-            return True
-        if not is_expected:
-            self._saved = min(self._saved, -self._account.steps_until(cost_s, plain_s))
-        return False
+        missing = self._account.steps_until(cost_s, plain_s)
+        if missing and not is_expected:
+            self._saved = min(self._saved, -missing)
+        return not missing
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""

@@ -142,12 +142,11 @@ class StepTimes:
         width = tokens / rows
         own = self._rows[size_class(rows)]
         if exact is not None and abs(exact.width - width) < 0.02 * width:
-            wider = [
+            return rows * min(
                 figure.at(own.num_steps)
                 for figure in own.figures.values()
-                if figure.width > width and len(figure.times) >= ENOUGH
-            ]
-            return min(exact.at(own.num_steps), *wider) * rows if wider else exact.at(own.num_steps) * rows
+                if figure is exact or (figure.width > width and len(figure.times) >= ENOUGH)
+            )
         known = sorted(
             (figure.width, figure.at(own.num_steps))
             for key, figure in own.figures.items()
