@@ -5,6 +5,7 @@ Called once by the engine process, and by whoever works offline.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,10 +95,10 @@ def load_runner(config: EngineConfig) -> Runner:
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
     family = FAMILIES[model_type]
-    with torch.inference_mode():
+    with contextlib.closing(checkpoint), torch.inference_mode():
         model = family.language(checkpoint)
         encoder = family.encoder(checkpoint)
-    checkpoint.finish()
+        checkpoint.finish()
     reason = why_not(model.config, dtype) if device.type == "cpu" else ""
     drafter = None
     if device.type == "cpu":
