@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from engine.start_times import Lap, no_lap
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -179,8 +181,17 @@ class Runner(Protocol):
         """
         ...
 
-    def warm_up(self) -> None:
-        """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel."""
+    def warm_up(self, lap: Lap = no_lap) -> None:
+        """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel.
+
+        `lap` is told of each part.
+        """
+        ...
+
+    def idle(self) -> bool:
+        """Called while there is nothing to do: makes later steps faster, for less than a tenth of a second. Whether
+        there is more to do at once; without, there may be later.
+        """
         ...
 
 

@@ -118,6 +118,7 @@ class Engine:
         self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self._flying: tuple[Flight, Batch] | None = None
         self._landed_s = 0.0
+        self._runner = runner
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock, self.budget)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -198,6 +199,11 @@ class Engine:
         if self.config.check:
             self.check()
         return self._outputs.take()
+
+    def idle(self) -> bool:
+        """Without work: something that makes later work faster. Whether there is more of it."""
+        assert not self.has_work
+        return self._runner.idle()
 
     def stats(self) -> EngineStats:
         """Gauges and running totals."""

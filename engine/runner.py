@@ -20,6 +20,7 @@ from engine.sampling import sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Told
 from engine.speculation.tree import offsets
+from engine.start_times import Lap, no_lap
 from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
@@ -137,7 +138,11 @@ class TorchRunner:
         """See `Runner.report_to`."""
         self.encoder.progress = self.model.progress = progress
 
-    def warm_up(self) -> None:
+    def idle(self) -> bool:
+        """See `Runner.idle`."""
+        return False
+
+    def warm_up(self, lap: Lap = no_lap) -> None:
         """See `Runner.warm_up`. Rows of the fresh slot table point at the dummy slot."""
         side = self.encoder.image_size
         embeddings = self.encode([torch.zeros((1, side, side, 3), dtype=torch.uint8)])[0]
@@ -149,6 +154,7 @@ class TorchRunner:
             self.step([Row(row, length, [0], sampling) for row in range(rows)])
         if self.drafter is not None:
             self.drafter.warm_up()
+        lap("first steps")
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:

@@ -93,6 +93,9 @@ class Start:
             yield f"steps    take new pictures and prompts at once ({why}): streams wait for them"
         cache = _size(facts["vision_cache_bytes"])
         yield f"memory   vision cache {cache}, pixel arena {_size(settings.arena_bytes)}"
+        if facts["device"] != "cpu":
+            parts = [f"{part} {seconds:.1f} s" for part, seconds in facts["start_s"].items() if seconds >= 0.05]
+            yield f"start    {', '.join(parts)}"
         if self.brings_code:
             yield "note     the model folder brings code of its own (auto_map), which is never run"
 

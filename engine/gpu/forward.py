@@ -7,6 +7,7 @@ A layer's last sum is made by the next layer's first kernel, so `delta` travels 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,13 @@ class FusedDecoder:
     def __init__(self, model: Decoder, pool: torch.Tensor) -> None:
         self.model = model
         self._pool = pool.unbind(0)
+
+    def thin(self) -> FusedDecoder:
+        """The same with one layer of each kind: it launches the same kernels."""
+        decoder, model = copy.copy(self), copy.copy(self.model)
+        model.layers = list({type(layer.mlp): layer for layer in reversed(model.layers)}.values())
+        decoder.model = model
+        return decoder
 
     def logits(
         self,

@@ -7,6 +7,7 @@ each step sees what the last one wrote. A drawn token stays on the device, where
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,7 @@ import torch
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.attention.flashinfer_modules import Modules, NoModules
 from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
@@ -24,10 +26,13 @@ from engine.gpu.step_graphs import StepGraphs, StepRows
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
+from engine.start_times import Lap, no_lap
 from preprocess.wire import SamplingParams
 
 MOST_PROMPT_TOKENS: Final = 4096
 """Tokens of prompts in one captured step; larger steps run kernel by kernel."""
+
+logger = logging.getLogger("beholder.engine")
 
 
 class CudaFlight:
@@ -67,7 +72,8 @@ class _Wanted:
 
 
 class CudaRunner(TorchRunner):
-    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16.
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, and the kernels of attention; the type is
+    bfloat16 or float16.
 
     Of progress only the encoder tells: the forward of a step is sent within milliseconds, and the next turn reports.
     """
@@ -82,6 +88,7 @@ class CudaRunner(TorchRunner):
         max_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        modules: Modules,
     ) -> None:
         super().__init__(
             model,
@@ -95,7 +102,9 @@ class CudaRunner(TorchRunner):
         )
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
-        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
+        self._modules = modules
+        self._captures_more = True
+        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads, modules)
         self._decoder = FusedDecoder(model, self.kv_pool)
         self.graphs: StepGraphs | None = StepGraphs(
             self._decoder,
@@ -107,15 +116,55 @@ class CudaRunner(TorchRunner):
         )
         self._encoder_graphs = EncoderGraphs(encoder)
 
-    def warm_up(self) -> None:
-        """See `Runner.warm_up`; graphs are captured here."""
+    def warm_up(self, lap: Lap = no_lap) -> None:
+        """See `Runner.warm_up`; kernels are compiled and the first graphs captured here."""
         assert self.graphs is not None
+        if self.device.type == "cuda":
+            self._compile()
+            lap("Triton")
+        _ = self._modules.tiled, self._modules.hopper
+        lap("FlashInfer")
         super().warm_up()
+        lap("first steps")
         self.graphs.capture()
+        lap("graphs")
         super().warm_up()
         drawn = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
         self.step([Row(0, 0, [0], drawn)])
         torch.cuda.synchronize()
+        lap("first replays")
+
+    def _compile(self) -> None:
+        """Triton's kernels, while FlashInfer's may still be on their way."""
+        from engine.gpu.precompile import compile_launched
+
+        self._attention.modules = NoModules()
+        try:
+            compile_launched(self._send_all)
+        finally:
+            self._attention.modules = self._modules
+
+    @torch.inference_mode()
+    def _send_all(self) -> None:
+        assert self.graphs is not None
+        self.graphs.send_all()
+        side = self.encoder.image_size
+        self.encoder([torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self.device)])
+
+    def idle(self) -> bool:
+        """See `Runner.idle`."""
+        try:
+            if self.graphs is not None and self._captures_more and self.graphs.capture_next():
+                return True
+        except RuntimeError:  # such as no memory: what is captured serves
+            logger.warning("no more graphs are captured", exc_info=True)
+            self._captures_more = False
+        self._modules.look()
+        return False
+
+    def compile_all(self) -> None:
+        """Fill the caches with what `idle` would have compiled, too."""
+        self._modules.wait()
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:

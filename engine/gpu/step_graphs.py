@@ -6,6 +6,9 @@
 A step's tokens fill up the next captured pair of sizes. Attention runs once over the decode rows and once over the
 chunks, each with tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind the last, so
 that it reads and writes the dummy slot alone, and nobody looks at what it draws.
+
+Before the first user only a few sizes are captured, each twice the one before; the others, and those for which a faster
+kernel has been compiled since, while there is nothing to do. Until then the next larger size serves.
 """
 
 from __future__ import annotations
@@ -49,6 +52,15 @@ def prompt_sizes(most: int) -> list[int]:
     """Captured numbers of tokens of chunks."""
     sizes = [*range(64, 1025, 64), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
     return [size for size in sizes if size <= most] or [most]
+
+
+def coarse(sizes: Sequence[int]) -> list[int]:
+    """Of ascending sizes the largest, and others of which each is at most half of the next."""
+    chosen = [sizes[-1]]
+    for size in reversed(sizes):
+        if 0 < 2 * size <= chosen[0]:
+            chosen.insert(0, size)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +162,11 @@ class _Captured:
     chunk_plan: list[int]
     logits: torch.Tensor
     tokens: torch.Tensor
+    hopper: bool
 
 
 class StepGraphs:
-    """Captures at start, replays at each step.
+    """Captures a few sizes at start and the others later, replays one at each step.
 
     Args:
         decoder: The model.
@@ -198,17 +211,63 @@ class StepGraphs:
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspaces = Workspace(device), Workspace(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
         self._memory: Any = None
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every size, largest first, so that the smaller ones share its memory."""
+    def sizes(self) -> list[tuple[int, int]]:
+        """Decode rows and tokens of chunks of all graphs, largest first, so that the smaller ones share its memory."""
         sizes = [
             *itertools.product(self._sizes_beside, self._prompt_sizes),
             *((size, 0) for size in self._decode_sizes),
         ]
-        for size in sorted(sizes, key=sum, reverse=True):
-            self._captured[size] = self._capture(*size)
+        return sorted(sizes, key=sum, reverse=True)
+
+    def first_sizes(self) -> list[tuple[int, int]]:
+        """Those that serve every step, if not as fast as all together. In the order of `sizes`."""
+        beside = {0, self._sizes_beside[-1]}
+        first = {*itertools.product(beside, coarse(self._prompt_sizes))}
+        first |= {(size, 0) for size in coarse(self._decode_sizes)}
+        return [size for size in self.sizes() if size in first]
+
+    def capture(self) -> None:
+        """Capture what the first steps need."""
+        for size in self.first_sizes():
+            self._take(size)
+
+    def capture_next(self) -> bool:
+        """Capture one size that is missing, or that a faster kernel serves by now. False: there is none."""
+        for size in self.sizes():
+            known = self._captured.get(size)
+            if known is None or (not known.hopper and self._attention.prefers_hopper(size[1])):
+                self._take(size)
+                return True
+        return False
+
+    @torch.inference_mode()
+    def send_all(self) -> None:
+        """Launch the work of all sizes, of one layer of each kind, outside of graphs: see `compile_launched`."""
+        whole = self._decoder
+        self._decoder = whole.thin()
+        for decode, prompt in self.sizes():
+            layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
+            self._forward(layout, self._send(StepRows([], [], []), layout, hopper=False), hopper=False)
+        self._decoder = whole
+
+    def _take(self, size: tuple[int, int]) -> None:
+        self._captured[size] = self._capture(*size)
+        self._chosen.clear()
+
+    def _choose(self, decode: int, prompt: int) -> tuple[int, int]:
+        """The smallest captured size that a step fits into."""
+        chosen = self._chosen.get((decode, prompt))
+        if chosen is None:
+            fitting = [
+                size
+                for size in self._captured
+                if size[0] >= decode and size[1] >= prompt and (size[1] > 0) == (prompt > 0)
+            ]
+            chosen = self._chosen[decode, prompt] = min(fitting, key=lambda size: (size[1], size[0]))
+        return chosen
 
     def fits(self, rows: StepRows) -> bool:
         """Whether a captured size is large enough."""
@@ -222,12 +281,9 @@ class StepGraphs:
     @torch.inference_mode()
     def run(self, rows: StepRows) -> StepResult:
         """Launches a step that `fits`."""
-        decode, prompt = len(rows.decodes), rows.num_prompt_tokens
-        if prompt:
-            prompt = next(size for size in self._prompt_sizes if size >= prompt)
-        decode = next(size for size in (self._sizes_beside if prompt else self._decode_sizes) if size >= decode)
+        decode, prompt = self._choose(len(rows.decodes), rows.num_prompt_tokens)
         captured = self._captured[decode, prompt]
-        plans = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0))
+        plans = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), hopper=captured.hopper)
         if [list(plan) for plan in plans] != [captured.decode_plan, captured.chunk_plan]:
             raise RuntimeError(f"a step of {decode} + {prompt} tokens was captured for another plan of attention")
         if prompt:
@@ -246,8 +302,8 @@ class StepGraphs:
                 self._vision[first : first + part.count] = source.view(part.count, -1)
             at += len(row.token_ids)
 
-    def _send(self, rows: StepRows, layout: Layout) -> tuple[Any, Any]:
-        """Inputs and plans of attention to the device, padded."""
+    def _send(self, rows: StepRows, layout: Layout, *, hopper: bool) -> tuple[Any, Any]:
+        """Inputs and plans of attention to the device, padded. `hopper`: which kernel reads chunks."""
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
         parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
         parts["places"].fill(self.most)
@@ -306,23 +362,25 @@ class StepGraphs:
             parts["chunk_queries"][:] = of_chunks.query
             parts["chunk_keys"][:] = of_chunks.keys
             parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
-            chunk_plan = schedule(of_chunks, self._workspaces[1], padded_tokens=layout.prompt)
+            chunk_plan = schedule(of_chunks, self._workspaces[1], padded_tokens=layout.prompt, hopper=hopper)
         self._inputs[: layout.length].copy_(staged, non_blocking=True)
         return decode_plan, chunk_plan
 
+    @torch.inference_mode()
     def _capture(self, decode: int, prompt: int) -> _Captured:
         layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
-        plans = self._send(StepRows([], [], []), layout)
+        hopper = self._attention.prefers_hopper(prompt)
+        plans = self._send(StepRows([], [], []), layout, hopper=hopper)
         torch.cuda.synchronize()
-        self._forward(layout, plans)  # kernels compile and libraries set up outside of the capture
+        self._forward(layout, plans, hopper=hopper)  # kernels compile and libraries set up outside of the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            logits, tokens = self._forward(layout, plans)
+            logits, tokens = self._forward(layout, plans, hopper=hopper)
         self._memory = graph.pool()
-        return _Captured(graph, list(plans[0]), list(plans[1]), logits, tokens)
+        return _Captured(graph, list(plans[0]), list(plans[1]), logits, tokens, hopper)
 
-    def _forward(self, layout: Layout, plans: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, layout: Layout, plans: tuple[Any, Any], *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
         parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
         decode, tokens = layout.decode, layout.tokens
@@ -337,7 +395,8 @@ class StepGraphs:
         if layout.prompt:
             gather_slots(self._table, parts["chunk_places"], parts["chunk_keys"], self._chunk_slots)
             queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspaces[1]
-            of_step.append(PartPlan(decode, layout.prompt, workspace, plans[1], queries, keys, self._chunk_slots))
+            slots_of = self._chunk_slots
+            of_step.append(PartPlan(decode, layout.prompt, workspace, plans[1], queries, keys, slots_of, hopper))
         plan = StepPlan(self._attention, slots, of_step, pad=layout.prompt > 0)
         hidden = self._decoder.model.embed(token_ids)
         deepstack = None
