@@ -46,6 +46,14 @@ class AttentionModules(Protocol):
     @property
     def hopper(self) -> Any | None: ...
 
+    def look(self) -> None:
+        """Start to compile the Hopper kernel where it is missing, and load it once that has been done. Never waits."""
+        ...
+
+    def wait(self) -> None:
+        """Compile what is missing and wait for it."""
+        ...
+
 
 class _Nothing:
     """Plans and runs nothing."""
@@ -62,6 +70,12 @@ class NoModules:
 
     tiled: Any = _Nothing()
     hopper: Any | None = None
+
+    def look(self) -> None:
+        """Nothing is compiled."""
+
+    def wait(self) -> None:
+        """Nothing is waited for."""
 
 
 class Modules:
@@ -91,7 +105,7 @@ class Modules:
         return self._hopper.result()
 
     def look(self) -> None:
-        """Start to compile the Hopper kernel where it is missing, and load it once that has been done. Never waits."""
+        """See `AttentionModules.look`."""
         if self.is_final:
             return
         if self.hopper is not None:
@@ -103,7 +117,7 @@ class Modules:
             self._take_built(self._building.returncode)
 
     def wait(self) -> None:
-        """Compile what is missing and wait for it."""
+        """See `AttentionModules.wait`."""
         self.look()
         while not self.is_final:
             if self._building is not None:

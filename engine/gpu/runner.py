@@ -17,7 +17,7 @@ import torch
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
-from engine.attention.flashinfer_modules import Modules, NoModules
+from engine.attention.flashinfer_modules import AttentionModules, NoModules
 from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
@@ -88,7 +88,7 @@ class CudaRunner(TorchRunner):
         max_rows: int,
         dtype: torch.dtype,
         device: torch.device,
-        modules: Modules,
+        modules: AttentionModules,
     ) -> None:
         super().__init__(
             model,
@@ -100,6 +100,8 @@ class CudaRunner(TorchRunner):
             device=device,
             padding_rows=1,
         )
+        self.max_drafts = 0  # steps have no graph for drafts yet
+        self.takes_trees = False
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._modules = modules
@@ -138,7 +140,7 @@ class CudaRunner(TorchRunner):
         """Triton's kernels, while FlashInfer's may still be on their way."""
         from engine.gpu.precompile import compile_launched
 
-        self._attention.modules = NoModules()
+        self._attention.modules = NoModules()  # it may still be compiled
         try:
             compile_launched(self._send_all)
         finally:

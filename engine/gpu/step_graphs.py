@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, PartPlan, StepPlan, Workspace
 from engine.batch import Row, RowSampling
 from engine.gpu.forward import FusedDecoder, Shown
+from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw, temperature_of
 from engine.sampling import noise_key
@@ -45,7 +46,7 @@ def decode_sizes(most: int) -> list[int]:
 
 def sizes_beside(most: int) -> list[int]:
     """Numbers of decode rows that are captured beside chunks: few, since chunks cost most of such a step."""
-    return [0, *sorted({min(size, most) for size in (8, 24, 64, 128, 256, 512) if size < 2 * most})]
+    return [0, *(size for size in (8, 24, 64, 128, 256, 512) if size <= 3 * most // 4), most]
 
 
 def prompt_sizes(most: int) -> list[int]:
@@ -157,11 +158,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph[tuple[torch.Tensor, torch.Tensor]]
     decode_plan: list[int]
     chunk_plan: list[int]
-    logits: torch.Tensor
-    tokens: torch.Tensor
     hopper: bool
 
 
@@ -212,7 +211,7 @@ class StepGraphs:
         self._workspaces = Workspace(device), Workspace(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
-        self._memory: Any = None
+        self._memory = GraphMemory()
 
     def sizes(self) -> list[tuple[int, int]]:
         """Decode rows and tokens of chunks of all graphs, largest first, so that the smaller ones share its memory."""
@@ -290,7 +289,7 @@ class StepGraphs:
             self._show(rows.chunks)
         captured.graph.replay()
         picks = [index if is_decode else decode + index for is_decode, index in rows.order]
-        return StepResult(captured.logits, captured.tokens, picks)
+        return StepResult(*captured.graph.result, picks)
 
     def _show(self, chunks: Sequence[Row]) -> None:
         """Vision embeddings to where their tokens are."""
@@ -373,12 +372,8 @@ class StepGraphs:
         plans = self._send(StepRows([], [], []), layout, hopper=hopper)
         torch.cuda.synchronize()
         self._forward(layout, plans, hopper=hopper)  # kernels compile and libraries set up outside of the capture
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            logits, tokens = self._forward(layout, plans, hopper=hopper)
-        self._memory = graph.pool()
-        return _Captured(graph, list(plans[0]), list(plans[1]), logits, tokens, hopper)
+        graph = Graph(lambda: self._forward(layout, plans, hopper=hopper), self._memory)
+        return _Captured(graph, list(plans[0]), list(plans[1]), hopper)
 
     def _forward(self, layout: Layout, plans: tuple[Any, Any], *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
