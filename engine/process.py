@@ -110,7 +110,7 @@ class EngineLoop:
     def turn(self) -> None:
         """Wait only when there is nothing to do; not long while there is something to tell.
 
-        A turn that took no work makes later ones faster, as long as there is a way to.
+        A turn that found no work makes later ones faster, as long as there is a way to; after work not before a pause.
         """
         is_busy = self._engine.has_work or self._idle_left
         wait_ms = 0 if is_busy else STATS_EVERY_MS if self._stats_due else IDLE_WAIT_MS

@@ -113,6 +113,8 @@ def runner(folder: Path) -> Any:
     assert isinstance(loaded, CudaRunner)
     assert loaded.graphs is not None
     loaded.graphs.capture()
+    while loaded.graphs.capture_next():
+        pass
     return loaded
 
 
