@@ -23,7 +23,10 @@ LIBRARIES: Final = 1536 << 20
 MARGIN: Final = 25
 """One part in so many of the free memory is left: an allocator cannot use every hole, and others use the device."""
 
-NUM_GRAPHS: Final = 160
+ENCODER_BUFFERS: Final = 1 << 30
+"""Of shapes of pictures that have graphs."""
+
+NUM_GRAPHS: Final = 400
 GRAPH_BYTES: Final = 64 << 10
 """A layer of a graph: 1.1 MiB a graph of 28 layers on an H200."""
 
@@ -60,7 +63,7 @@ def reserved_bytes(
     steps += 2 * (config.max_running + 16) * model.vocab_size * 4  # logits
     steps += (2 * config.max_running + 32) * (config.max_context or model.max_positions) * 4  # slots
     graphs = NUM_GRAPHS * model.num_layers * GRAPH_BYTES
-    return cache + pictures + steps + graphs + LIBRARIES + free // MARGIN
+    return cache + pictures + ENCODER_BUFFERS + steps + graphs + LIBRARIES + free // MARGIN
 
 
 def step_token_bytes(model: DecoderConfig, num_taps: int, dtype: torch.dtype) -> int:
