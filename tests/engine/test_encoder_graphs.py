@@ -1,0 +1,180 @@
+"""Every encoder as graphs of a few layers gives what it gives without, to the last bit: as a whole, in slices, and
+whatever else the device computes between them. On the simulated GPU, or on the device where there is one.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES
+
+from tests.engine.simulated_gpu import load_simulated, simulate
+from tests.engine.test_encoder_slices import items
+from tests.engine.test_gpu_runner import _big_enough, _load
+
+TIMES = 4
+"""A shape comes for the first time, is captured, and is replayed after that."""
+
+
+@pytest.fixture(scope="module", params=["smolvlm", "qwen2_5_vl", "qwen3_vl"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    folder = tmp_path_factory.mktemp("model")
+    if torch.cuda.is_available():
+        yield request.param, _load(_big_enough(folder, request.param), "cuda", "bfloat16")
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        simulate(patch)
+        yield request.param, load_simulated(FAMILIES[request.param](folder), max_rows=4)
+
+
+@pytest.fixture(params=[1, 2])
+def runner(loaded: tuple[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """With no graphs of pictures yet; slices of one layer or two."""
+    from engine.gpu.encoder_graphs import EncoderGraphs
+
+    monkeypatch.setattr("engine.gpu.encoder_graphs.LAYERS", request.param)
+    _, runner = loaded
+    runner._encoder_graphs = EncoderGraphs(runner.encoder)
+    return runner
+
+
+@pytest.fixture
+def pictures(loaded: tuple[str, Any]) -> list[torch.Tensor]:
+    return items(*loaded)
+
+
+def plain(runner: Any, picture: torch.Tensor) -> torch.Tensor:
+    """The encoder alone."""
+    with torch.inference_mode():
+        tokens: torch.Tensor = runner.encoder([picture.to(runner.device)])[0]
+        return tokens
+
+
+def in_slices(runner: Any, picture: torch.Tensor, seed: int, between: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    """Any number of slices at a time; whole pictures after each."""
+    chosen = random.Random(seed)
+    encoding = runner.begin(picture)
+    left = runner.num_slices(picture.shape)
+    while left:
+        count = chosen.randint(1, left)
+        encoding.run(count)
+        left -= count
+        runner.encode(between)
+    result: torch.Tensor = encoding.result()
+    return result
+
+
+def test_new_captured_and_replayed_pictures_are_encoded_alike(runner: Any, pictures: list[torch.Tensor]) -> None:
+    for number in range(TIMES):
+        for picture in pictures:
+            other = (picture.int() * (number + 3) % 251).to(torch.uint8)
+            assert torch.equal(runner.encode([other])[0], plain(runner, other))
+    assert all(runner._encoder_graphs.knows(picture) for picture in pictures)
+
+
+def test_slices_are_encoded_as_the_whole_with_other_pictures_between_them(
+    runner: Any, pictures: list[torch.Tensor]
+) -> None:
+    for number in range(TIMES):
+        for picture in pictures:
+            others = [other for other in pictures if other is not picture]
+            assert torch.equal(in_slices(runner, picture, number, others), plain(runner, picture))
+
+
+def test_two_of_one_shape_in_turns_do_not_touch_each_other(runner: Any, pictures: list[torch.Tensor]) -> None:
+    """The second is encoded without graphs, and a whole one between them as well."""
+    picture = pictures[0]
+    other = 255 - picture
+    expected = [plain(runner, picture), plain(runner, other)]
+    for _ in range(TIMES):
+        both = [runner.begin(picture), runner.begin(other)]
+        for _ in range(runner.num_slices(picture.shape)):
+            for encoding in both:
+                encoding.run(1)
+            assert torch.equal(runner.encode([other])[0], expected[1])
+        assert [torch.equal(one.result(), own) for one, own in zip(both, expected, strict=True)] == [True, True]
+
+
+def test_who_gives_up_a_picture_gives_its_buffers_back(runner: Any, pictures: list[torch.Tensor]) -> None:
+    picture = pictures[0]
+    for _ in range(TIMES):
+        runner.encode([picture])
+    [graphs] = runner._encoder_graphs._captured.values()
+    encoding = runner.begin(picture)
+    encoding.run(1)
+    assert graphs.is_free == (runner.num_slices(picture.shape) == 1)
+    del encoding
+    gc.collect()
+    assert graphs.is_free
+    assert torch.equal(in_slices(runner, picture, 1), plain(runner, picture))
+    assert graphs.is_free
+
+
+def test_pixels_may_be_gone_after_the_first_slice(runner: Any, pictures: list[torch.Tensor]) -> None:
+    for picture in pictures:
+        for _ in range(TIMES):
+            lent = picture.clone()
+            encoding = runner.begin(lent)
+            encoding.run(1)
+            lent.fill_(0)
+            encoding.run(runner.num_slices(picture.shape) - 1)
+            assert torch.equal(encoding.result(), plain(runner, picture))
+
+
+def test_what_is_kept_between_slices_is_counted(runner: Any, pictures: list[torch.Tensor]) -> None:
+    for picture in pictures:
+        for _ in range(TIMES):
+            encoding = runner.begin(picture)
+            encoding.run(1)
+            assert encoding.num_bytes > 0
+            encoding.run(runner.num_slices(picture.shape) - 1)
+            assert encoding.num_bytes == encoding.result().nbytes
+
+
+def test_a_slice_is_some_layers(runner: Any, pictures: list[torch.Tensor]) -> None:
+    from engine.gpu.encoder_graphs import LAYERS
+
+    for picture in pictures:
+        of_a_batch = -(-runner.encoder.num_layers // LAYERS)
+        assert runner.num_slices(picture.shape) == runner.encoder.num_batches(picture.shape) * of_a_batch
+
+
+def test_large_pictures_are_sliced_without_graphs(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpu.encoder_graphs.MOST_BYTES", 1)
+    for number in range(TIMES):
+        assert torch.equal(in_slices(runner, pictures[0], number), plain(runner, pictures[0]))
+    assert not runner._encoder_graphs.knows(pictures[0])
+
+
+@pytest.mark.parametrize("bound", ["MOST_KEPT", "MOST_SHAPES"])
+def test_what_was_used_longest_ago_makes_room(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(f"engine.gpu.encoder_graphs.{bound}", 1)
+    for picture in pictures[:2]:
+        for number in range(TIMES):
+            assert torch.equal(in_slices(runner, picture, number), plain(runner, picture))
+    assert [runner._encoder_graphs.knows(picture) for picture in pictures[:2]] == [False, True]
+    assert len(runner._encoder_graphs._captured) == 1
+
+
+def test_what_cannot_be_captured_is_told_once_and_encoded_alike(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("not while capturing")
+
+    monkeypatch.setattr("engine.gpu.encoder_graphs.Graph", fails)
+    monkeypatch.setattr("engine.gpu.encoder_graphs.logger.warning", lambda text, *_, **__: told.append(text))
+    for number in range(TIMES):
+        assert torch.equal(in_slices(runner, pictures[0], number), plain(runner, pictures[0]))
+    assert told == ["pictures of shape %s are encoded without graphs"]
