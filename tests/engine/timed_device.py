@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import torch
 
-from engine.batch import Row, SampledToken
+from engine.batch import Row, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.gpu.step_sizes import prompt_sizes, sizes_beside
+from engine.speculation.drafter import Drafter
 from engine.step_measure import measure
 from preprocess.wire import EngineRequest, MediaItem, Pixels, SamplingParams, TextOptions, TokenEvents
 from server.bench.figures import percentile
@@ -118,7 +119,7 @@ class TimedRunner:
     vocab_size = 50
     embedding_bytes = 4
     max_drafts = 0
-    drafter = None
+    drafter: Drafter | None = None
     takes_trees = False
     picture_side = 256
     max_positions = 4096
@@ -171,19 +172,35 @@ class Seen:
 
 
 class Server:
-    """An engine over a device, and its clients."""
+    """An engine over a device, and its clients.
 
-    def __init__(self, shape: Shape, **options: float) -> None:
-        self.time = Time()
-        self.runner = TimedRunner(shape, self.time)
-        config = EngineConfig(model="", vision_cache_bytes=1 << 20, max_running=64, **options)  # type: ignore[arg-type]
-        costs = measure(self.runner, 4096, self.time.clock) if config.ttft_target_ms else None
-        self.engine = Engine(config, self.runner, self.time.clock, costs)
+    Args:
+        runner: The device's, with a model.
+        time: Of host and device.
+        options: Of the engine.
+        pixels: Of every picture.
+    """
+
+    def __init__(
+        self, runner: Runner, time: Time, options: Mapping[str, float] | None = None, pixels: torch.Tensor | None = None
+    ) -> None:
+        self.time = time
+        room = 1000 * VISION_TOKENS * runner.embedding_bytes
+        config = EngineConfig(model="", vision_cache_bytes=room, **options or {})  # type: ignore[arg-type]
+        costs = measure(runner, 4096, time.clock) if config.ttft_target_ms else None
+        self.engine = Engine(config, runner, time.clock, costs)
+        self._pixels = torch.empty(0) if pixels is None else pixels
         self.seen: dict[str, Seen] = {}
         self.ended: Callable[[str], None] = lambda name: None
         self._coming: list[tuple[float, int, EngineRequest]] = []
         self._numbers = itertools.count()
         self._lengths: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, shape: Shape, **options: float) -> Server:
+        """A server of a model of this shape, by default as `beholder serve` runs it."""
+        time = Time()
+        return cls(TimedRunner(shape, time), time, options)
 
     def send(self, name: str, max_tokens: int, *, text: int = 0, delay_s: float = 0.0) -> None:
         """A client sends a picture, or so much text, some time from now."""
@@ -207,7 +224,7 @@ class Server:
             if not engine.has_work:
                 time.now_s = max(time.now_s, min(self._coming[0][0], until_s))
             while self._coming and self._coming[0][0] <= time.now_s:
-                engine.submit(heapq.heappop(self._coming)[2], lambda pixels: torch.empty(0))
+                engine.submit(heapq.heappop(self._coming)[2], lambda pixels: self._pixels)
             for message in engine.step():
                 for event in message.events if isinstance(message, TokenEvents) else ():
                     assert event.error is None
@@ -235,16 +252,16 @@ def interference(server: Server, *, streams: int = 32, every_s: float = 0.1, sec
     """Streams that decode alone, then with a picture every so often, as `beholder bench interference`."""
     for index in range(streams):
         server.send(f"stream{index}", 2000, text=500)
-    server.run_until(0.5)
+    server.run_until(server.time.now_s + 0.5)
     quiet_s = server.time.now_s
     server.run_until(quiet_s + seconds)
-    # The first pictures of a shape teach what it takes.
     beside_s = server.time.now_s
     for index in range(round(seconds / every_s)):
         server.send(f"p{index}", 16, delay_s=index * every_s)
     server.run_until(beside_s + seconds)
     end_s = server.time.now_s
-    quiet, beside = [], []
+    quiet: list[float] = []
+    beside: list[float] = []
     for name, seen in server.seen.items():
         for before_s, after_s in itertools.pairwise(seen.events_s) if name.startswith("stream") else ():
             gaps = quiet if quiet_s < before_s < beside_s else beside if beside_s <= before_s < end_s else []
@@ -258,7 +275,7 @@ def interference(server: Server, *, streams: int = 32, every_s: float = 0.1, sec
     ]
     assert len(ttft) == round(seconds / every_s)
     relative = [percentile(beside, q) / alone_s for q in (50, 99, 100)]
-    return Interference(alone_s / MS, *relative, percentile(ttft, 50), percentile(ttft, 90))
+    return Interference(alone_s / MS, relative[0], relative[1], relative[2], percentile(ttft, 50), percentile(ttft, 90))
 
 
 @dataclass(frozen=True)
