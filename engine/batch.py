@@ -181,6 +181,10 @@ class Runner(Protocol):
         """What the table at start says of it: device, dtype, threads, kernel, kv_bytes, model_context."""
         ...
 
+    def device_bytes(self) -> int:
+        """Memory of a GPU that tensors take; 0 on a CPU."""
+        ...
+
     def report_to(self, progress: Callable[[], None]) -> None:
         """Call `progress` at every layer from now on: a step with a large picture can take a CPU minutes, and whoever
         watches must not take that for a hang.

@@ -82,6 +82,7 @@ class Engine:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         costs: Costs | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -112,11 +113,10 @@ class Engine:
         self.intake = Intake(
             Limits(self.max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
-        self.grammars = Grammars(config.model, runner.vocab_size)
+        self.grammars = grammars or Grammars(config.model, runner.vocab_size)
         self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self._flying: tuple[Flight, Batch] | None = None
         self._landed_s = 0.0
-        self._runner = runner
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock, self.budget)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -201,7 +201,7 @@ class Engine:
     def idle(self) -> bool:
         """Without work: something that makes later work faster. Whether there is more of it."""
         assert not self.has_work
-        return self._runner.idle()
+        return self.runner.idle()
 
     def stats(self) -> EngineStats:
         """Gauges and running totals."""
@@ -220,6 +220,7 @@ class Engine:
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
             encoding_bytes=self.vision.encoding_bytes,
+            device_bytes=self.runner.device_bytes(),
             encoder_slices=self.budget.encoder_slices,
             steps_over_target=self.budget.steps_over_target,
             **self.speculator.totals(),

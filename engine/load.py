@@ -31,6 +31,8 @@ from engine.start_times import Lap, no_lap
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
 from preprocess.errors import ModelError
+from preprocess.families import largest_item_tokens, load_family
+from preprocess.model_folder import ModelFolder
 from preprocess.vision.idefics3 import Idefics3Encoder
 from preprocess.vision.qwen2_vl import Qwen2VLEncoder
 from preprocess.vision.qwen3_vl import Qwen3VLEncoder
@@ -138,14 +140,27 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
     token_bytes += 0 if drafter is None else drafter.token_bytes
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what weights were put together from
     free = free_memory(device)
+    reserved = None
+    if modules is not None:
+        from engine.gpu.memory import reserved_bytes
+
+        largest = largest_item_tokens(load_family(ModelFolder(Path(config.model)), config.largest))
+        with torch.inference_mode():
+            reserved = reserved_bytes(
+                config, config_of, encoder, largest=largest, free=free, dtype=dtype, device=device
+            )
     if device.type == "cpu" and not reason:
         copied = copied_bytes(model)
         if copied > free // 2:
             reason = f"native would take {copied >> 20} MiB more, and {free >> 20} MiB are free"
         else:
             free -= copied
-    size = kv_size(config, config_of.max_positions, token_bytes, free=free, is_cpu=device.type == "cpu")
+    size = kv_size(
+        config, config_of.max_positions, token_bytes, free=free, is_cpu=device.type == "cpu", reserved=reserved
+    )
     make: Callable[..., TorchRunner] = TorchRunner
     if modules is not None:
         from engine.gpu.runner import CudaRunner  # Triton comes with torch only where CUDA does

@@ -48,6 +48,7 @@ def main() -> None:
     inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
     lap = StartTimes(time.time() - psutil.Process().create_time())
     from engine.core import Engine, batched_tokens  # torch takes seconds to import: after the sockets stand
+    from engine.grammar import Grammars
     from engine.limits import with_vision_cache
     from engine.load import load_runner
     from engine.step_measure import measure
@@ -56,6 +57,8 @@ def main() -> None:
     started = time.monotonic()
     try:
         runner = load_runner(config, lap)
+        grammars = Grammars(config.model, runner.vocab_size)
+        grammars.load_ahead()  # in a thread, while this one waits for compilers
         runner.warm_up(lap)
         costs = measure(runner, batched_tokens(config, runner)) if config.ttft_target_ms > 0 else None
         lap("measuring")
@@ -65,8 +68,8 @@ def main() -> None:
     except Exception as error:
         child.fail_unforeseen(error)
     runner.report_to(child.beat)
-    engine = Engine(config, runner, costs=costs)
-    engine.grammars.warm_up()
+    engine = Engine(config, runner, costs=costs, grammars=grammars)
+    grammars.warm_up()
     lap("grammars")
     loop = EngineLoop(engine, child, inbox)
     gc.collect()

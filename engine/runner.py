@@ -140,6 +140,10 @@ class TorchRunner:
             "model_context": self.model.config.max_positions,
         }
 
+    def device_bytes(self) -> int:
+        """See `Runner.device_bytes`."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
     def report_to(self, progress: Callable[[], None]) -> None:
         """See `Runner.report_to`."""
         self.encoder.progress = self.model.progress = progress

@@ -138,21 +138,17 @@ class CudaRunner(TorchRunner):
         lap("first replays")
 
     def _compile(self) -> None:
-        """Triton's kernels, while FlashInfer's may still be on their way."""
+        """Triton's kernels of steps, while FlashInfer's may still be on their way. Those of the encoder have run: its
+        pictures were measured.
+        """
+        assert self.graphs is not None
         from engine.gpu.precompile import compile_launched
 
-        self._attention.modules = NoModules()  # it may still be compiled
+        self._attention.modules = NoModules()
         try:
-            compile_launched(self._send_all)
+            compile_launched(self.graphs.send_all)
         finally:
             self._attention.modules = self._modules
-
-    @torch.inference_mode()
-    def _send_all(self) -> None:
-        assert self.graphs is not None
-        self.graphs.send_all()
-        side = self.encoder.image_size
-        self.encoder([torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self.device)])
 
     def idle(self) -> bool:
         """See `Runner.idle`."""

@@ -97,6 +97,10 @@ class FakeRunner:
         """One picture, slice by slice."""
         return FakeEncoding(self, pixels)
 
+    def device_bytes(self) -> int:
+        """There is no device."""
+        return 0
+
     def report_to(self, progress: Callable[[], None]) -> None:
         """Nothing takes long."""
 

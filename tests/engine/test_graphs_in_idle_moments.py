@@ -176,7 +176,7 @@ def test_a_dry_run_launches_every_kernel_of_a_step_and_changes_nothing(
     of_steps, modules = set(launched), runner._attention.modules
     launched.clear()
     runner._attention.modules = NoModules()
-    runner._send_all()
+    runner.graphs.send_all()
     runner._attention.modules = modules
     assert launched == of_steps
     assert _said(runner) == expected

@@ -58,6 +58,13 @@ def test_the_arena_follows_the_largest_picture(
     assert Start.of(Settings(model=str(folder), workers=3, device="cuda")).settings.arena_mb == 256
 
 
+def test_on_a_gpu_it_says_where_the_start_went(tiny_model: Path) -> None:
+    start = Start.of(Settings(model=str(tiny_model)))
+    lines = list(start.lines({**FACTS, "device": "cuda", "start_s": {"imports": 2.51, "Triton": 0.01, "graphs": 1.3}}))
+    assert "start    imports 2.5 s, graphs 1.3 s" in lines
+    assert not any(line.startswith("start ") for line in start.lines({**FACTS, "start_s": {"imports": 2.51}}))
+
+
 def test_a_bound_that_a_model_cannot_keep_is_refused(tiny_model: Path) -> None:
     own = Start.of(Settings(model=str(tiny_model))).own_picture_tokens
     assert Start.of(Settings(model=str(tiny_model), max_picture_tokens=own)).picture_tokens == own
