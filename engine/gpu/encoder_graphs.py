@@ -22,6 +22,7 @@ from typing import Final
 import torch
 
 from engine.gpu.graph import Graph, GraphMemory
+from engine.gpu.memory import ENCODER_BUFFERS
 from engine.runner import VisionEncoder
 from preprocess.vision.slices import EncoderState, encode_batch
 
@@ -33,7 +34,7 @@ dozen replays a picture.
 MOST_SHAPES: Final = 24
 """Captured shapes that are kept; the one that was used longest ago makes room."""
 
-MOST_KEPT: Final = 1 << 30
+MOST_KEPT: Final = ENCODER_BUFFERS
 """Bytes of their buffers, unless one has more."""
 
 PATIENCE: Final = 2

@@ -7,7 +7,7 @@ from typing import Final
 
 LITTLE: Final = 256
 """Chunks of so many tokens come beside streams most of all; they are captured early, with `EARLY_ROWS`."""
-EARLY_ROWS: Final = 32
+EARLY_ROWS: Final = 48
 
 
 def decode_sizes(most: int) -> list[int]:

@@ -9,10 +9,16 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import FAMILIES
 
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.step_costs import Costs
+from preprocess.wire import EngineRequest, MediaItem, Pixels, SamplingParams, TextOptions, TokenEvents
+from tests.engine.cost_table import MS, Table
 from tests.engine.simulated_gpu import load_simulated, simulate
 from tests.engine.test_encoder_slices import items
 from tests.engine.test_gpu_runner import _big_enough, _load
@@ -178,3 +184,50 @@ def test_what_cannot_be_captured_is_told_once_and_encoded_alike(
     for number in range(TIMES):
         assert torch.equal(in_slices(runner, pictures[0], number), plain(runner, pictures[0]))
     assert told == ["pictures of shape %s are encoded without graphs"]
+
+
+def answers(runner: Any, pictures: Sequence[torch.Tensor], costs: Costs | None) -> tuple[dict[str, list[int]], int]:
+    """What a stream of text and those who ask about pictures beside it are told, and how many slices ran beside."""
+    config = EngineConfig("", max_running=4, prefix_cache=False, check=True, vision_cache_bytes=1 << 24)
+    engine = Engine(config, runner, costs=costs)
+    told: dict[str, list[int]] = {}
+
+    def send(name: str, index: int, max_tokens: int) -> None:
+        ids, media = np.arange(30, 50, dtype="<i8"), []
+        if name != "stream":
+            count = len(plain(runner, pictures[index]))
+            ids = np.insert(ids, 2, np.full(count, 7))
+            media = [MediaItem(bytes([index]) * 32, Pixels(tuple(pictures[index].shape)), [(2, count)])]
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        wanted = EngineRequest(name, ids.tobytes(), media, params, TextOptions(), 0.0)
+        engine.submit(wanted, lambda pixels: pictures[index])
+
+    def step() -> None:
+        for message in engine.step():
+            for event in message.events if isinstance(message, TokenEvents) else ():
+                assert event.error is None
+                told.setdefault(event.request_id, []).extend(event.token_ids)
+
+    send("stream", 0, 90)
+    while "stream" not in told:
+        step()
+    for index in range(len(pictures)):
+        send(f"picture {index}", index, 6)
+        for _ in range(8):
+            step()
+    while engine.has_work:
+        step()
+    return told, engine.stats().encoder_slices
+
+
+def test_an_engine_says_the_same_whether_pictures_ride_beside_a_stream_or_come_as_a_whole(
+    runner: Any, pictures: list[torch.Tensor]
+) -> None:
+    small = [picture for picture in pictures if len(picture) < 9]
+    expected, _ = answers(runner, small, None)
+    for _ in range(TIMES):
+        told, slices = answers(runner, small, Table(slice_s=3 * MS))
+        assert slices == sum(runner.num_slices(picture.shape) for picture in small)
+        if runner.dtype == torch.float32:  # chunks of other lengths round otherwise
+            assert told == expected
+        assert {name: len(ids) for name, ids in told.items()} == {name: len(ids) for name, ids in expected.items()}
