@@ -38,7 +38,9 @@ MOST_KEPT: Final = ENCODER_BUFFERS
 """Bytes of their buffers, unless one has more."""
 
 PATIENCE: Final = 2
-"""A shape is captured when it comes for this time."""
+"""A shape is captured when it comes for this time, a piece at a time as it is encoded; or before that while there is
+nothing to do.
+"""
 
 MOST_BYTES: Final = 3 * 2048 * 2048
 """Larger pictures keep the device busy without a graph, and a graph would keep the memory that they take."""
@@ -80,6 +82,14 @@ class ShapeGraphs:
         taps = [tap for own in self._taps.values() for tap in own]
         results = [tokens for graph in self._graphs.values() for tokens in graph.result]
         return sum(tensor.nbytes for tensor in (self._pixels, *self._x, *taps, *results))
+
+    def prepare(self) -> bool:
+        """Capture the next piece, of a picture that nobody sends. False: all are captured."""
+        index = next((index for index in range(self._num_groups + 2) if index not in self._graphs), None)
+        if index is None or not self._can_capture or not self.is_free:
+            return False
+        self._run(index)
+        return True
 
     def begin(self, batch: torch.Tensor) -> Replaying:
         """Pixels → patches."""
@@ -208,14 +218,35 @@ class EncoderGraphs:
             if count < PATIENCE:
                 return None
             self._make_room()
-            self._captured[shape] = ShapeGraphs(self._encoder, batch, self._memory)
+            self._add(batch)
         self._captured.move_to_end(shape)
         return self._captured[shape]
 
+    @torch.inference_mode()
+    def prepare(self, device: torch.device) -> bool:
+        """While there is nothing to do: capture a piece for a shape that has come, if there is room. Whether there is
+        more to do.
+        """
+        if any(graphs.prepare() for graphs in reversed(self._captured.values())):
+            return True
+        shape = next(reversed(self._seen), None)
+        if shape is None or self._is_full:
+            return False
+        self._add(torch.zeros(shape, dtype=torch.uint8, device=device))
+        return True
+
+    def _add(self, batch: torch.Tensor) -> None:
+        self._captured[batch.shape] = ShapeGraphs(self._encoder, batch, self._memory)
+        self._seen.pop(batch.shape, None)
+
+    @property
+    def _is_full(self) -> bool:
+        kept = self._captured.values()
+        return len(kept) >= MOST_SHAPES or sum(graphs.num_bytes for graphs in kept) > MOST_KEPT
+
     def _make_room(self) -> None:
-        kept = self._captured
-        while kept and (len(kept) >= MOST_SHAPES or sum(one.num_bytes for one in kept.values()) > MOST_KEPT):
-            kept.popitem(last=False)
+        while self._captured and self._is_full:
+            self._captured.popitem(last=False)
 
 
 def num_groups(encoder: VisionEncoder) -> int:

@@ -153,13 +153,16 @@ class CudaRunner(TorchRunner):
     def idle(self) -> bool:
         """See `Runner.idle`."""
         try:
-            if self.graphs is not None and self._captures_more and self.graphs.capture_next():
+            if self.graphs is not None and self._captures_more and self._capture_next(self.graphs):
                 return True
         except RuntimeError:  # such as no memory: what is captured serves
             logger.warning("no more graphs are captured", exc_info=True)
             self._captures_more = False
         self._modules.look()
         return False
+
+    def _capture_next(self, graphs: StepGraphs) -> bool:
+        return self._encoder_graphs.prepare(self.device) or graphs.capture_next()
 
     def compile_all(self) -> None:
         """Fill the caches with what `idle` would have compiled, too."""

@@ -231,3 +231,34 @@ def test_an_engine_says_the_same_whether_pictures_ride_beside_a_stream_or_come_a
         if runner.dtype == torch.float32:  # chunks of other lengths round otherwise
             assert told == expected
         assert {name: len(ids) for name, ids in told.items()} == {name: len(ids) for name, ids in expected.items()}
+
+
+def test_shapes_that_have_come_are_captured_while_there_is_nothing_to_do(
+    runner: Any, pictures: list[torch.Tensor]
+) -> None:
+    """A piece at a time; and a picture that comes meanwhile goes on from there."""
+    runner.encode(pictures[:2])
+    assert not any(runner._encoder_graphs.knows(picture) for picture in pictures)
+    for _ in range(3):
+        assert runner._encoder_graphs.prepare(runner.device)
+    for picture in pictures[:2]:
+        assert torch.equal(in_slices(runner, picture, 1), plain(runner, picture))
+    while runner._encoder_graphs.prepare(runner.device):
+        pass
+    for picture in pictures[:2]:
+        assert runner._encoder_graphs.knows(picture)
+        assert torch.equal(in_slices(runner, picture, 2), plain(runner, picture))
+
+
+def test_while_there_is_nothing_to_do_nothing_makes_room(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpu.encoder_graphs.MOST_SHAPES", 1)
+    runner.encode(pictures[:2])
+    while runner._encoder_graphs.prepare(runner.device):
+        pass
+    known = [runner._encoder_graphs.knows(picture) for picture in pictures[:2]]
+    assert sorted(known) == [False, True]
+    runner.encode(pictures[:1])
+    runner.encode(pictures[:1])
+    assert runner._encoder_graphs.knows(pictures[0])
