@@ -164,6 +164,12 @@ class Runner(Protocol):
         """Encode an item in slices, where `num_slices` says so. `pixels` stay as they are until the first has run."""
         ...
 
+    def prompt_size(self, tokens: int) -> int:
+        """How many tokens a step computes that holds so many of prompts: it may be filled up to a size that there is a
+        graph of. 0 for none.
+        """
+        ...
+
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """One forward over all rows, decode and prefill mixed.
 

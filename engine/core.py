@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engine.batch import Flight, OverlappedRunner, Runner, SampledToken, is_awaited
+from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.departure import Batch, depart
 from engine.execution import Execution
@@ -62,13 +62,6 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
     return config.max_batched_tokens or chosen
 
 
-def is_timed(config: EngineConfig, runner: Runner) -> bool:
-    """Whether steps are bounded by time. On a GPU only if a target is named: by default its steps are those that
-    docs/performance.md has figures of.
-    """
-    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or is_awaited(runner))
-
-
 class Engine:
     """One model serving many sequences. Invariants: see `check`.
 
@@ -100,7 +93,12 @@ class Engine:
         self.speculator = Speculator(
             config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees, clock=clock
         )
-        self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
+        self.budget = StepBudget(
+            costs,
+            config.itl_target_ms / 1e3,
+            config.ttft_target_ms / 1e3,
+            overlaps=isinstance(runner, OverlappedRunner),
+        )
         self.scheduler = Scheduler(
             self.kv,
             self.vision,

@@ -47,7 +47,7 @@ def main() -> None:
     config = child.config(EngineConfig)
     inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
     lap = StartTimes(time.time() - psutil.Process().create_time())
-    from engine.core import Engine, batched_tokens, is_timed  # torch takes seconds to import: after the sockets stand
+    from engine.core import Engine, batched_tokens  # torch takes seconds to import: after the sockets stand
     from engine.grammar import Grammars
     from engine.limits import with_vision_cache
     from engine.load import load_runner
@@ -60,7 +60,7 @@ def main() -> None:
         grammars = Grammars(config.model, runner.vocab_size)
         grammars.load_ahead()  # in a thread, while this one waits for compilers
         runner.warm_up(lap)
-        costs = measure(runner, batched_tokens(config, runner)) if is_timed(config, runner) else None
+        costs = measure(runner, batched_tokens(config, runner)) if config.ttft_target_ms > 0 else None
         lap("measuring")
         config = with_vision_cache(config, runner)
     except BeholderError as error:

@@ -33,10 +33,12 @@ class VisionEncoder(SlicedEncoder, Protocol):
 
     Attributes:
         image_size: Side of a picture that it takes, in pixels.
+        progress: Called at every layer.
         num_taps: Features of inner layers behind each vision token's own, for the model's first layers (DeepStack).
     """
 
     image_size: int
+    progress: Callable[[], None]
     num_taps: int
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -115,6 +117,10 @@ class TorchRunner:
     def begin(self, pixels: torch.Tensor) -> PictureEncoding:
         """See `Runner.begin`."""
         return SlicedEncoding(self.encoder, pixels.to(self.device))
+
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`: nothing is filled up."""
+        return tokens
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:

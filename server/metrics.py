@@ -39,7 +39,7 @@ _ENGINE_TOTALS: Final = (
         "Steps beside decoding that took longer than the inter-token target.",
         "steps_over_target",
     ),
-    ("beholder_encoder_slices", "Slices of pictures (a layer each) encoded beside decoding.", "encoder_slices"),
+    ("beholder_encoder_slices", "Slices of pictures (a layer or two each) encoded beside decoding.", "encoder_slices"),
 )
 # The same by who guessed the tokens: the end of the field's name.
 _DRAFT_TOTALS: Final = (

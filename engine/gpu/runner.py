@@ -18,7 +18,7 @@ import torch
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
 from engine.attention.flashinfer_modules import AttentionModules, NoModules
-from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
+from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
@@ -27,6 +27,7 @@ from engine.models.decoder import Decoder, DeepStack
 from engine.runner import TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
 from engine.start_times import Lap, no_lap
+from preprocess.vision.slices import SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
 MOST_PROMPT_TOKENS: Final = 4096
@@ -152,13 +153,16 @@ class CudaRunner(TorchRunner):
     def idle(self) -> bool:
         """See `Runner.idle`."""
         try:
-            if self.graphs is not None and self._captures_more and self.graphs.capture_next():
+            if self.graphs is not None and self._captures_more and self._capture_next(self.graphs):
                 return True
         except RuntimeError:  # such as no memory: what is captured serves
             logger.warning("no more graphs are captured", exc_info=True)
             self._captures_more = False
         self._modules.look()
         return False
+
+    def _capture_next(self, graphs: StepGraphs) -> bool:
+        return self._encoder_graphs.prepare(self.device) or graphs.capture_next()
 
     def compile_all(self) -> None:
         """Fill the caches with what `idle` would have compiled, too."""
@@ -169,12 +173,25 @@ class CudaRunner(TorchRunner):
         """See `Runner.encode`."""
         if not pixels:
             return []
-        sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
-        return self._encoder_graphs(sent)
+        return self._encoder_graphs([self._staged(picture) for picture in pixels])
 
     def num_slices(self, shape: Sequence[int]) -> int:
-        """See `Runner.num_slices`: a graph encodes a picture as a whole."""
-        return 1
+        """See `Runner.num_slices`."""
+        return num_slices(self._encoder_graphs, shape)
+
+    def begin(self, pixels: torch.Tensor) -> PictureEncoding:
+        """See `Runner.begin`."""
+        return SlicedEncoding(self._encoder_graphs, self._staged(pixels))
+
+    def _staged(self, pixels: torch.Tensor) -> torch.Tensor:
+        """A picture on the device, without waiting for it. Its pages may change at once: torch keeps the pinned copy
+        until it has been read.
+        """
+        return pixels.contiguous().pin_memory().to(self.device, non_blocking=True)
+
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`."""
+        return tokens if self.graphs is None else self.graphs.prompt_size(tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""

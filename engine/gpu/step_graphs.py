@@ -28,40 +28,11 @@ from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw, temperature_of
+from engine.gpu.step_sizes import EARLY_ROWS, LITTLE, coarse, decode_sizes, prompt_sizes, sizes_beside
 from engine.sampling import noise_key
 
 MOST_CHUNKS: Final = 16
 """Chunks of prompts in a captured step."""
-
-
-def decode_sizes(most: int) -> list[int]:
-    """Captured numbers of decode rows: close together where a step is short, at most an eighth too large beyond."""
-    sizes = [size for size in (1, 2, 3, 4, 6, 8) if size < most]
-    size = 8
-    while size < most:
-        size += max(4, (size // 8) & ~3)
-        sizes.append(min(size, most))
-    return sizes if sizes and sizes[-1] == most else [*sizes, most]
-
-
-def sizes_beside(most: int) -> list[int]:
-    """Numbers of decode rows that are captured beside chunks: few, since chunks cost most of such a step."""
-    return [0, *(size for size in (8, 24, 64, 128, 256, 512) if size <= 3 * most // 4), most]
-
-
-def prompt_sizes(most: int) -> list[int]:
-    """Captured numbers of tokens of chunks."""
-    sizes = [*range(64, 1025, 64), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
-    return [size for size in sizes if size <= most] or [most]
-
-
-def coarse(sizes: Sequence[int]) -> list[int]:
-    """Of ascending sizes the largest, and others of which each is at most half of the next."""
-    chosen = [sizes[-1]]
-    for size in reversed(sizes):
-        if 0 < 2 * size <= chosen[0]:
-            chosen.insert(0, size)
-    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +167,8 @@ class StepGraphs:
         self._num_taps = num_taps
         self._has_axes = config.rope.sections is not None
         self._decode_sizes = decode_sizes(self.most)
-        self._sizes_beside = sizes_beside(self.most)
         self._prompt_sizes = prompt_sizes(most_tokens)
+        self._sizes_beside = {prompt: sizes_beside(self.most, prompt) for prompt in self._prompt_sizes}
         longest = Layout(self.most, self._prompt_sizes[-1], MOST_CHUNKS)
         self._inputs = torch.zeros(longest.length, dtype=torch.int32, device=device)
         self._decode_slots = torch.zeros(table.numel(), dtype=torch.int32, device=device)
@@ -216,15 +187,15 @@ class StepGraphs:
     def sizes(self) -> list[tuple[int, int]]:
         """Decode rows and tokens of chunks of all graphs, largest first, so that the smaller ones share its memory."""
         sizes = [
-            *itertools.product(self._sizes_beside, self._prompt_sizes),
+            *((size, prompt) for prompt, sizes in self._sizes_beside.items() for size in sizes),
             *((size, 0) for size in self._decode_sizes),
         ]
         return sorted(sizes, key=sum, reverse=True)
 
     def first_sizes(self) -> list[tuple[int, int]]:
         """Those that serve every step, if not as fast as all together. In the order of `sizes`."""
-        beside = {0, self._sizes_beside[-1]}
-        first = {*itertools.product(beside, coarse(self._prompt_sizes))}
+        first = {*itertools.product((0, self.most), coarse(self._prompt_sizes))}
+        first |= {(EARLY_ROWS, prompt) for prompt in self._prompt_sizes if prompt <= LITTLE}
         first |= {(size, 0) for size in coarse(self._decode_sizes)}
         return [size for size in self.sizes() if size in first]
 
@@ -267,6 +238,10 @@ class StepGraphs:
             ]
             chosen = self._chosen[decode, prompt] = min(fitting, key=lambda size: (size[1], size[0]))
         return chosen
+
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`; once all sizes are captured."""
+        return next((size for size in self._prompt_sizes if size >= tokens), tokens) if tokens else 0
 
     def fits(self, rows: StepRows) -> bool:
         """Whether a captured size is large enough."""

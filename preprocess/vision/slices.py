@@ -10,7 +10,7 @@ from slice to slice is an `EncoderState`. Knows nothing of when slices run: `eng
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,11 +53,9 @@ class SlicedEncoder(Protocol):
 
     Attributes:
         num_layers: All of them.
-        progress: Called at every layer.
     """
 
     num_layers: int
-    progress: Callable[[], None]
 
     def num_batches(self, shape: Sequence[int]) -> int:
         """Of a picture of this shape."""

@@ -89,6 +89,10 @@ class FakeRunner:
         """As told."""
         return self.slices_of_picture
 
+    def prompt_size(self, tokens: int) -> int:
+        """Nothing is filled up."""
+        return tokens
+
     def begin(self, pixels: torch.Tensor) -> FakeEncoding:
         """One picture, slice by slice."""
         return FakeEncoding(self, pixels)

@@ -57,7 +57,7 @@ def _eager(runner: Any) -> list[list[int]]:
 
 
 def test_coarse_sizes() -> None:
-    from engine.gpu.step_graphs import coarse, decode_sizes
+    from engine.gpu.step_sizes import coarse, decode_sizes
 
     assert coarse([5]) == [5]
     assert coarse([1, 2, 3, 4, 6, 8, 12, 13]) == [1, 3, 6, 13]
