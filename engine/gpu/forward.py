@@ -13,10 +13,11 @@ import torch
 
 from engine.attention.flashinfer_backend import StepPlan
 from engine.gpu.experts import run_experts
-from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
+from engine.gpu.ops import rotate_and_write
 from engine.gpu.skinny import GATE_UP, TO_RESIDUAL, add_parts_rms_norm, is_skinny, skinny, skinny_gate_up
 from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
 from engine.models.experts import Experts
+from preprocess.blocks.gpu_kernels import rms_norm, silu_mul
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.norm import RMSNorm
 
@@ -117,4 +118,6 @@ def _add_norm(added: torch.Tensor | None, x: torch.Tensor, norm: RMSNorm) -> tor
     """Adds what a product gave to `x` in place, and normalises it."""
     if added is not None and added.dim() == 3:
         return add_parts_rms_norm(added, x, norm.weight, norm.eps)
-    return add_rms_norm(added, x, norm.weight, norm.eps)
+    if added is None:
+        return rms_norm(x, norm.weight, norm.eps)
+    return rms_norm(added, norm.weight, norm.eps, into=x)

@@ -8,23 +8,6 @@ import triton.language as tl
 
 
 @triton.jit
-def add_rms_norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """residual += x where ADD; out = residual / rms(residual) * weight. One program a row."""
-    row = tl.program_id(0).to(tl.int64) * width
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    value = tl.load(residual + row + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + row + columns, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def rotate_and_write(
     qkv,
     weight,
@@ -78,17 +61,6 @@ def rotate_and_write(
         target = pool + (slot * (2 * num_kv_heads) + heads[:, None] - num_heads) * (2 * HALF) + columns[None, :]
     tl.store(target, low.to(qkv.dtype.element_ty), mask=inside)
     tl.store(target + HALF, high.to(qkv.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
-    """out = silu(gate) * up, gate and up side by side in rows of 2 width. One program a row and block of columns."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

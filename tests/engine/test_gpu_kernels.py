@@ -32,17 +32,17 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 2048), (7, 48), (65, 1536)])
 def test_the_sum_is_kept_and_normalised(dtype: torch.dtype, tokens: int, width: int) -> None:
-    from engine.gpu.ops import add_rms_norm
+    from preprocess.blocks.gpu_kernels import rms_norm
 
     x, residual = _random(tokens, width, dtype=dtype), _random(tokens, width, dtype=dtype, seed=1)
     weight = _random(width, dtype=dtype, seed=2)
     total = x + residual
     kept = residual.clone()
-    normed = add_rms_norm(x, kept, weight, 1e-6)
+    normed = rms_norm(x, weight, 1e-6, into=kept)
     assert torch.equal(kept, total)
     _close(normed, F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     untouched = kept.clone()
-    _close(add_rms_norm(None, kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
+    _close(rms_norm(kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     assert torch.equal(kept, untouched)
 
 
@@ -85,7 +85,7 @@ def test_heads_are_normalised_rotated_and_written(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 6144), (3, 100), (65, 1500)])
 def test_gates_close(dtype: torch.dtype, tokens: int, inner: int) -> None:
-    from engine.gpu.ops import silu_mul
+    from preprocess.blocks.gpu_kernels import silu_mul
 
     both = _random(tokens, 2 * inner, dtype=dtype)
     _close(silu_mul(both), F.silu(both[:, :inner].double()) * both[:, inner:].double(), dtype)
