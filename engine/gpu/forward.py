@@ -98,8 +98,8 @@ class FusedDecoder:
         normed = _add_norm(attended, x, layer.mlp_norm)
         if isinstance(layer.mlp, GatedMLP):
             gate_up = layer.mlp.gate_up
-            if gate_up.bias is None and is_skinny(normed, gate_up.inputs):
-                activated = skinny_gate_up(normed, gate_up.weight, GATE_UP)
+            if is_skinny(normed, gate_up.inputs):
+                activated = skinny_gate_up(normed, gate_up.weight, gate_up.bias, GATE_UP)
             else:
                 activated = silu_mul(gate_up(normed))
             return _to_residual(activated, layer.mlp.down)
@@ -109,8 +109,8 @@ class FusedDecoder:
 
 def _to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """A product whose result is added to the residual stream, in parts where rows are few."""
-    if linear.bias is None and is_skinny(x, linear.inputs):
-        return skinny(x, linear.weight, None, TO_RESIDUAL)
+    if is_skinny(x, linear.inputs):
+        return skinny(x, linear.weight, linear.bias, TO_RESIDUAL)
     return linear(x)
 
 

@@ -216,10 +216,9 @@ def test_few_rows_are_multiplied_as_many_are(
     x, weight = _random(tokens, inputs, dtype=dtype), _random(outputs, inputs, dtype=dtype, seed=1)
     bias = _random(outputs, dtype=dtype, seed=2)
     exact = x.double() @ weight.double().T
-    parts = skinny(x, weight, None, tiles)
-    whole = parts.sum(0) if splits > 1 else parts
-    _close(whole, exact, torch.float32 if splits > 1 and not INTERPRETED else dtype)
-    if splits == 1:
-        _close(skinny(x, weight, bias, tiles), exact + bias.double(), dtype)
-        gate, up = exact.chunk(2, dim=1)
-        _close(skinny_gate_up(x, weight, tiles), F.silu(gate) * up, dtype)
+    for added, wanted in ((None, exact), (bias, exact + bias.double())):
+        parts = skinny(x, weight, added, tiles)
+        whole = parts.sum(0) if splits > 1 else parts
+        _close(whole, wanted, torch.float32 if splits > 1 and not INTERPRETED else dtype)
+        gate, up = wanted.chunk(2, dim=1)
+        _close(skinny_gate_up(x, weight, added, tiles), F.silu(gate) * up, dtype)
