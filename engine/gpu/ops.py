@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from engine.gpu import kernels
@@ -35,10 +33,8 @@ def rotate_and_write(
     """
     tokens, total, dim = qkv.shape
     heads = total - 2 * num_kv_heads
-    # Few tokens: a program a head, for latency. Many: blocks of heads, for throughput.
-    group = 1 if tokens <= 64 else math.gcd(math.gcd(heads, num_kv_heads), 8)
-    group = group & -group  # a power of two
-    kernels.rotate_and_write[(tokens, total // group)](
+    group = 1 if tokens <= 64 else 8  # few tokens: a program a head, for latency
+    kernels.rotate_and_write[(tokens, -(-total // group))](
         qkv,
         qkv if norm_weight is None else norm_weight,
         rotation[0],
@@ -53,7 +49,7 @@ def rotate_and_write(
         HALF=dim // 2,
         BLOCK=_power_of_two(dim // 2),
         HEADS=group,
-        num_warps=1 if group <= 2 else 4,
+        num_warps=1 if group == 1 else 4,
     )
     return qkv[:, :heads]
 
