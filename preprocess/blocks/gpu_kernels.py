@@ -140,21 +140,32 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, into: torch.T
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, bias, out, width, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """One program a row and block of columns; gate and up stand side by side in rows of 2 width."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        gate += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of (…, 2 * inner), gates first → (…, inner)."""
+def silu_mul(gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up of (…, 2 * inner), gates first, with a bias (2 * inner,) of theirs → (…, inner)."""
     gate_up = gate_up.contiguous()
     inner = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], inner), dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, 1 << (inner - 1).bit_length())
-    _silu_mul[(out.numel() // inner, -(-inner // block))](gate_up, out, inner, BLOCK=block, num_warps=4)
+    _silu_mul[(out.numel() // inner, -(-inner // block))](
+        gate_up,
+        gate_up if bias is None else bias,
+        out,
+        inner,
+        HAS_BIAS=bias is not None,
+        BLOCK=block,
+        num_warps=4,
+    )
     return out

@@ -136,12 +136,11 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, hidden) → the same."""
-        both = self.gate_up(x)
         if is_fused(x):
             from preprocess.blocks.gpu_kernels import silu_mul
 
-            return self.down(silu_mul(both))
-        gate, up = both.chunk(2, dim=-1)
+            return self.down(silu_mul(self.gate_up.without_bias(x), self.gate_up.bias))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
 

@@ -123,7 +123,7 @@ def test_learned_positions_are_stretched_over_the_grid(grid: Grid, side: int, dt
         ([(3, 64), (2, 16), (1, 48), (1, 12)], 2, 80),
         ([(1, 7)], 3, 20),
         ([(2, 36), (3, 9)], 1, 64),
-        ([(1, 128), (2, 4), (1, 1)], 1, 72),
+        ([(1, 64), (2, 4), (1, 1)], 1, 72),
     ],
 )
 def test_attention_stays_within_windows(
@@ -153,7 +153,7 @@ def test_attention_stays_within_windows(
 def test_large_or_many_windows_are_left_to_others() -> None:
     from preprocess.vision.gpu_windows import fits
 
-    assert not fits([(1, 129)])
+    assert not fits([(1, 65)])
     assert not fits([(1, 4)] * 5)
 
 

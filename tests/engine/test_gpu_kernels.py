@@ -89,6 +89,9 @@ def test_gates_close(dtype: torch.dtype, tokens: int, inner: int) -> None:
 
     both = _random(tokens, 2 * inner, dtype=dtype)
     _close(silu_mul(both), F.silu(both[:, :inner].double()) * both[:, inner:].double(), dtype)
+    bias = _random(2 * inner, dtype=dtype, seed=1)
+    gate, up = (both.double() + bias.double()).chunk(2, dim=1)
+    _close(silu_mul(both, bias), F.silu(gate) * up, dtype)
 
 
 def test_slots_of_several_sequences_stand_in_line() -> None:
