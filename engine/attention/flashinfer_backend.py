@@ -35,6 +35,8 @@ _INT_BYTES: Final = 8 << 20
 _PLAN_BYTES: Final = 128 << 10
 _IN_FLIGHT: Final = 4
 """Pinned workspaces in rotation: one may be written again once the plan that it held has been copied."""
+_MOST_PADDING: Final = 16
+"""Rows of padding that a captured step may have beyond the table's."""
 _CAUSAL: Final = 1
 _NHD: Final = 0
 
@@ -157,7 +159,7 @@ class FlashInferAttention:
         # (slots, 1, kv_heads, head_dim) each: a page of one token.
         self.caches = [(layer[:, 0].unsqueeze(1), layer[:, 1].unsqueeze(1)) for layer in pool]
         self.floats = torch.empty(_FLOAT_BYTES, dtype=torch.uint8, device=device)
-        self.ones = torch.ones(slot_table.shape[0] + 1, dtype=torch.int32, device=device)
+        self.ones = torch.ones(slot_table.shape[0] + _MOST_PADDING, dtype=torch.int32, device=device)
         self._workspace = Workspace(device)
 
     def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:

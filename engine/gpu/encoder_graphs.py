@@ -8,10 +8,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from engine.gpu.graph import Graph, GraphMemory
 from engine.runner import VisionEncoder
 
 MOST_SHAPES: Final = 24
@@ -28,9 +29,8 @@ logger = logging.getLogger("beholder.engine")
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph[torch.Tensor]
     pixels: torch.Tensor
-    tokens: torch.Tensor
 
 
 class EncoderGraphs:
@@ -40,7 +40,7 @@ class EncoderGraphs:
         self._encoder = encoder
         self._seen: OrderedDict[torch.Size, int] = OrderedDict()
         self._captured: OrderedDict[torch.Size, _Captured | None] = OrderedDict()
-        self._memory: Any = None
+        self._memory = GraphMemory()
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `VisionEncoder.__call__`; pictures are on the device."""
@@ -66,19 +66,14 @@ class EncoderGraphs:
             return self._encoder([picture])[0]
         captured.pixels.copy_(picture)
         captured.graph.replay()
-        return captured.tokens.clone()
+        return captured.graph.result.clone()
 
     def _capture(self, picture: torch.Tensor) -> _Captured | None:
         """None, and a line in the log, where something in the encoder cannot be captured."""
         pixels = picture.clone()
         self._encoder([pixels])  # fills what the encoder keeps by shape, and sets libraries up
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._memory):
-                tokens = self._encoder([pixels])[0]
+            return _Captured(Graph(lambda: self._encoder([pixels])[0], self._memory), pixels)
         except RuntimeError:
             logger.warning("pictures of shape %s are encoded without a graph", tuple(picture.shape), exc_info=True)
             return None
-        self._memory = graph.pool()
-        return _Captured(graph, pixels, tokens)

@@ -93,6 +93,8 @@ class CudaRunner(TorchRunner):
             device=device,
             padding_rows=1,
         )
+        self.max_drafts = 0  # steps have no graph for drafts yet
+        self.takes_trees = False
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, PartPlan, StepPlan, Workspace
 from engine.batch import Row, RowSampling
 from engine.gpu.forward import FusedDecoder, Shown
+from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw, temperature_of
 from engine.sampling import noise_key
@@ -42,7 +43,7 @@ def decode_sizes(most: int) -> list[int]:
 
 def sizes_beside(most: int) -> list[int]:
     """Numbers of decode rows that are captured beside chunks: few, since chunks cost most of such a step."""
-    return [0, *sorted({min(size, most) for size in (8, 24, 64, 128, 256, 512) if size < 2 * most})]
+    return [0, *(size for size in (8, 24, 64, 128, 256, 512) if size <= 3 * most // 4), most]
 
 
 def prompt_sizes(most: int) -> list[int]:
@@ -145,11 +146,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph[tuple[torch.Tensor, torch.Tensor]]
     decode_plan: list[int]
     chunk_plan: list[int]
-    logits: torch.Tensor
-    tokens: torch.Tensor
 
 
 class StepGraphs:
@@ -198,7 +197,7 @@ class StepGraphs:
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspaces = Workspace(device), Workspace(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._memory: Any = None
+        self._memory = GraphMemory()
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -234,7 +233,7 @@ class StepGraphs:
             self._show(rows.chunks)
         captured.graph.replay()
         picks = [index if is_decode else decode + index for is_decode, index in rows.order]
-        return StepResult(captured.logits, captured.tokens, picks)
+        return StepResult(*captured.graph.result, picks)
 
     def _show(self, chunks: Sequence[Row]) -> None:
         """Vision embeddings to where their tokens are."""
@@ -315,12 +314,8 @@ class StepGraphs:
         plans = self._send(StepRows([], [], []), layout)
         torch.cuda.synchronize()
         self._forward(layout, plans)  # kernels compile and libraries set up outside of the capture
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            logits, tokens = self._forward(layout, plans)
-        self._memory = graph.pool()
-        return _Captured(graph, list(plans[0]), list(plans[1]), logits, tokens)
+        graph = Graph(lambda: self._forward(layout, plans), self._memory)
+        return _Captured(graph, list(plans[0]), list(plans[1]))
 
     def _forward(self, layout: Layout, plans: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""

@@ -173,7 +173,7 @@ def test_pictures_are_encoded_alike_with_a_graph_and_without(runner: Any) -> Non
         replayed = runner.encode(pictures)
     for picture, tokens in zip(pictures, replayed, strict=True):
         with torch.inference_mode():
-            assert _error(tokens, runner.encoder([picture.cuda()])[0]) < 1e-3
+            assert _error(tokens, runner.encoder([picture.to(runner.device)])[0]) < 1e-3
     assert runner._encoder_graphs._captured[pictures[0].shape] is not None
 
 
@@ -220,12 +220,18 @@ def _answer(engine: Engine, *requests: EngineRequest) -> dict[str, list[int]]:
     return outputs
 
 
-def test_one_batch_ahead_says_what_one_at_a_time_says(folder: Path) -> None:
-    """Alone, where batches are of one shape; together every request ends, and nothing leaks."""
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Any:
+    """A runner as an engine gets it."""
     loaded = load_runner(EngineConfig(str(folder), device="cuda", dtype="bfloat16", kv_tokens=4000, max_running=ROWS))
     loaded.warm_up()
-    ahead = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), loaded)
-    stepwise = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), loaded)
+    return loaded
+
+
+def test_one_batch_ahead_says_what_one_at_a_time_says(served: Any) -> None:
+    """Alone, where batches are of one shape; together every request ends, and nothing leaks."""
+    ahead = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), served)
+    stepwise = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), served)
     stepwise._overlapped = None
     for wanted in _requests():
         assert _answer(ahead, wanted) == _answer(stepwise, wanted)
