@@ -68,7 +68,7 @@ def skinny(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, til
     return out
 
 
-def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiles: Tiles) -> torch.Tensor:
     """silu(gate) * up: (rows, inputs) and (2 * inner, inputs), gates first → (rows, inner)."""
     rows, inputs = x.shape
     inner = weight.shape[0] // 2
@@ -76,10 +76,12 @@ def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles) -> torch
     skinny_kernels.gate_up[(-(-inner // tiles.columns),)](
         x,
         weight,
+        weight if bias is None else bias,
         out,
         rows,
         inner,
         inputs,
+        HAS_BIAS=bias is not None,
         ROWS=_ROWS,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,

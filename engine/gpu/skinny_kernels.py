@@ -19,7 +19,9 @@ def multiply(
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """out[split] = x @ weight.T over one of SPLITS parts of the inputs; with one part out is (rows, outputs)."""
+    """out[split] = x @ weight.T over one of SPLITS parts of the inputs, the first with the bias; with one part out is
+    (rows, outputs).
+    """
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part: tl.constexpr = (inputs + SPLITS * DEPTH - 1) // (SPLITS * DEPTH) * DEPTH
@@ -38,7 +40,8 @@ def multiply(
         )
         total = tl.dot(a, b, total)
     if HAS_BIAS:
-        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+        wanted = (column < outputs) & (first == 0)
+        total += tl.load(bias + column, mask=wanted, other=0.0).to(tl.float32)[None, :]
     target = out + (tl.program_id(1) * rows + row[:, None]) * outputs + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
 
@@ -47,15 +50,17 @@ def multiply(
 def gate_up(
     x,
     weight,
+    bias,
     out,
     rows,
     inner,
     inputs: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """out = silu(gate) * up, of x @ weight.T with weight (2 inner, inputs), gates first."""
+    """out = silu(gate) * up, of x @ weight.T + bias with weight (2 inner, inputs), gates first."""
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
@@ -70,6 +75,9 @@ def gate_up(
         wanted = (column < inner)[None, :] & inside[:, None]
         gate = tl.dot(a, tl.load(gates + (depth + at)[:, None], mask=wanted, other=0.0), gate)
         up = tl.dot(a, tl.load(gates + inner * inputs + (depth + at)[:, None], mask=wanted, other=0.0), up)
+    if HAS_BIAS:
+        gate += tl.load(bias + column, mask=column < inner, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + inner + column, mask=column < inner, other=0.0).to(tl.float32)[None, :]
     result = gate / (1.0 + tl.exp(-gate)) * up
     target = out + row[:, None] * inner + column[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < inner)[None, :])

@@ -78,6 +78,11 @@ class SlicedEncoder(Protocol):
         ...
 
 
+def total_of(x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+    """What a layer gives in one: layers leave the last sum to the norm that follows, which reads it anyway."""
+    return x if added is None else x + added
+
+
 def num_slices(encoder: SlicedEncoder, shape: Sequence[int]) -> int:
     """In how many slices a picture of this shape is encoded."""
     return encoder.num_batches(shape) * encoder.num_layers

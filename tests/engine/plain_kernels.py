@@ -1,4 +1,5 @@
-"""What the Triton kernels of `engine.gpu.kernels` compute, in plain torch and with their arguments.
+"""What the Triton kernels of `engine.gpu.kernels` and `preprocess.blocks.gpu_kernels` compute, in plain torch and with
+their arguments.
 
 `tests.engine.simulated_gpu` puts them in the kernels' place; `test_simulated_gpu` compares the two.
 """
@@ -29,9 +30,9 @@ class Kernel:
         return self._run
 
 
-def _add_rms_norm(
+def _rms_norm(
     x: torch.Tensor,
-    residual: torch.Tensor,
+    into: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     width: int,
@@ -41,8 +42,8 @@ def _add_rms_norm(
     **_: int,
 ) -> None:
     if ADD:
-        residual += x
-    out.copy_(F.rms_norm(residual.float(), [width], weight.float(), eps))
+        into += x
+    out.copy_(F.rms_norm(into.float(), [width], weight.float(), eps))
 
 
 def _rotate_and_write(
@@ -71,8 +72,10 @@ def _rotate_and_write(
     pool[slots.long(), 1] = qkv[:, both:]
 
 
-def _silu_mul(gate_up: torch.Tensor, out: torch.Tensor, width: int, **_: int) -> None:
-    gate, up = gate_up.float().chunk(2, -1)
+def _silu_mul(
+    gate_up: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, width: int, *, HAS_BIAS: bool, **_: int
+) -> None:
+    gate, up = (gate_up.float() + bias.float() if HAS_BIAS else gate_up.float()).chunk(2, -1)
     out.copy_(F.silu(gate) * up)
 
 
@@ -151,6 +154,7 @@ def import_kernels() -> None:
     try:
         for name in ("kernels", "skinny_kernels", "expert_kernels"):
             importlib.import_module(f"engine.gpu.{name}")
+        importlib.import_module("preprocess.blocks.gpu_kernels")
     finally:
         del sys.modules["triton"], sys.modules["triton.language"]
 
@@ -163,17 +167,16 @@ class _Missing(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda function=None, *_, **__: function
+        return lambda function=None, *_, **__: function or (lambda decorated: decorated)
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     """Until `patch` is undone, torch computes what the kernels would."""
     from engine.gpu import kernels
+    from preprocess.blocks import gpu_kernels
 
     plain: dict[str, Callable[..., None]] = {
-        "add_rms_norm": _add_rms_norm,
         "rotate_and_write": _rotate_and_write,
-        "silu_mul": _silu_mul,
         "gather_slots": _gather_slots,
         "decode_inputs": _decode_inputs,
         "draw_blocks": _draw_blocks,
@@ -181,4 +184,6 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     }
     for name, run in plain.items():
         patch.setattr(kernels, name, Kernel(run))
+    patch.setattr(gpu_kernels, "_rms_norm", Kernel(_rms_norm))
+    patch.setattr(gpu_kernels, "_silu_mul", Kernel(_silu_mul))
     patch.setattr("engine.gpu.forward.run_experts", lambda experts, x: experts(x))
