@@ -29,7 +29,6 @@ from engine.execution import Execution
 from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
-from engine.limits import allocated_memory
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
@@ -217,7 +216,6 @@ class Engine:
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
             encoding_bytes=self.vision.encoding_bytes,
-            device_allocated_bytes=allocated_memory(self.runner.slot_table.device),
             encoder_slices=self.budget.encoder_slices,
             steps_over_target=self.budget.steps_over_target,
             **self.speculator.totals(),

@@ -96,8 +96,3 @@ def free_memory(device: torch.device) -> int:
         return available_memory()
     except OSError:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def allocated_memory(device: torch.device) -> int:
-    """Bytes that tensors take on a GPU: flat while it serves, or something leaks. 0 on a CPU, where nobody counts."""
-    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0

@@ -176,11 +176,6 @@ class _ServiceCollector(Collector):
             "What the picture that is being encoded keeps between steps.",
             stats.encoding_bytes if stats else 0,
         )
-        yield self._gauge(
-            "beholder_device_allocated_bytes",
-            "What tensors take on the GPU; flat while it serves.",
-            stats.device_allocated_bytes if stats else 0,
-        )
         yield self._gauge("beholder_ready", "Whether a request sent now would be served.", int(service.ready))
         for name, text, field in _ENGINE_TOTALS:
             family = CounterMetricFamily(name, text, labels=self._names)
