@@ -160,25 +160,75 @@ def test_bounded_draws_are_those_of_the_torch_sampler() -> None:
     assert draw_bounded(logits, wanted).tolist() == [token.token_id for token in sample(logits, wanted)]
 
 
-@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])  # float32 products would be in tf32
-@pytest.mark.parametrize(
-    ("tokens", "count", "top_k", "hidden", "inner"), [(1, 16, 4, 96, 40), (37, 6, 2, 48, 24), (200, 8, 3, 64, 72)]
-)
-def test_experts_are_those_that_the_layer_would_ask(
-    dtype: torch.dtype, tokens: int, count: int, top_k: int, hidden: int, inner: int
-) -> None:
-    from engine.gpu.experts import run_experts
-
+def _experts(dtype: torch.dtype, count: int, top_k: int, hidden: int, inner: int) -> Experts:
     scale = hidden**-0.5
     gate_up = scale * _random(count, 2 * inner, hidden, dtype=dtype)
     down = scale * _random(count, hidden, inner, dtype=dtype, seed=1)
     router = Linear(_random(count, hidden, dtype=dtype, seed=2))
-    config = ExpertsConfig(count, top_k, inner, step=1, plain_layers=())
-    experts = Experts(router, gate_up, down, config)
+    experts = Experts(router, gate_up, down, ExpertsConfig(count, top_k, inner, step=1, plain_layers=()))
     experts.stacked = gate_up, down
+    return experts
+
+
+def _as_layer(experts: Experts, x: torch.Tensor, result: torch.Tensor) -> None:
+    """A result is what the layer says, or parts of it."""
+    wanted = experts(x).double()
+    whole = result.double().sum(0) if result.dim() == 3 else result.double()
+    assert whole.shape == x.shape
+    limit = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 2e-3}[x.dtype]
+    assert (whole - wanted).norm() / wanted.norm() < limit
+
+
+@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])  # float32 products would be in tf32
+@pytest.mark.parametrize(
+    ("tokens", "count", "top_k", "hidden", "inner"),
+    [(1, 16, 4, 96, 40), (4, 6, 2, 48, 24), (5, 16, 4, 96, 40), (37, 6, 2, 48, 24), (200, 8, 3, 64, 72)],
+)
+def test_experts_are_those_that_the_layer_would_ask(
+    dtype: torch.dtype, tokens: int, count: int, top_k: int, hidden: int, inner: int
+) -> None:
+    from engine.gpu.experts import FEW_TOKENS, MOST_PARTS, run_experts
+
+    assert FEW_TOKENS in {1, 2, 3, 4}
+    experts = _experts(dtype, count, top_k, hidden, inner)
     x = _random(tokens, hidden, dtype=dtype, seed=3)
-    error = (run_experts(experts, x).double() - experts(x).double()).norm() / experts(x).double().norm()
-    assert error < {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    result = run_experts(experts, x)
+    assert result.dim() == (3 if tokens <= MOST_PARTS else 2)
+    _as_layer(experts, x, result)
+
+
+@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_experts_are_the_same_by_pairs_and_by_blocks_of_pairs(dtype: torch.dtype, tokens: int) -> None:
+    """With every kind of tiles, summed up or in parts, and where tokens share experts."""
+    from engine.gpu.experts import FEW, MANY, ROUTER, SOME, run_blocks, run_pairs
+
+    experts = _experts(dtype, 6, 3, 80, 40)
+    x = _random(tokens, 80, dtype=dtype, seed=3)
+    _as_layer(experts, x, run_pairs(experts, x, FEW, ROUTER))
+    for tiles in (FEW, SOME, MANY):
+        for in_parts in (False, True):
+            _as_layer(experts, x, run_blocks(experts, x, tiles, in_parts=in_parts))
+
+
+@pytest.mark.parametrize("by_pairs", [True, False])
+def test_experts_that_are_liked_alike_are_taken_once_each(by_pairs: bool) -> None:
+    """Where scores are no numbers only that token is wrong: no expert is asked that is not there."""
+    from engine.gpu.experts import FEW, ROUTER, SOME, run_blocks, run_pairs
+
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    experts = _experts(dtype, 6, 3, 64, 24)
+    assert experts.stacked is not None
+    experts.router = Linear(torch.zeros(6, 64, dtype=dtype, device=KERNEL_DEVICE))
+    x = _random(3, 64, dtype=dtype, seed=3)
+    x[1] = torch.nan
+    run = run_pairs(experts, x, FEW, ROUTER) if by_pairs else run_blocks(experts, x, SOME, in_parts=True)
+    gate_up, down = (part[:3].double() for part in experts.stacked)
+    for token in (0, 2):
+        gate, up = (gate_up @ x[token].double()).chunk(2, dim=1)  # (3, inner) each
+        wanted = (down @ (F.silu(gate) * up)[:, :, None])[:, :, 0].mean(0)
+        assert (run[:, token].double().sum(0) - wanted).norm() / wanted.norm() < 1e-2
+    assert run[:, 1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
