@@ -15,7 +15,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -91,12 +91,27 @@ class Workspace:
         self._next = (self._next + 1) % _IN_FLIGHT
 
 
+class Part(Protocol):
+    """Tokens `first` … `first + count - 1` of a step."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        """One layer's attention of them, (count, heads, dim) each; the step's keys and values are in the pool."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PartPlan:
-    """Tokens `first` … `first + count - 1` of a step. int32 on the device: offsets of each row's new tokens and of its
-    keys, and the slots of all keys, row by row.
+    """A part that FlashInfer reads. int32 on the device: offsets of each row's new tokens and of its keys, and the
+    slots of all keys, row by row.
     """
 
+    backend: FlashInferAttention
     first: int
     count: int
     workspace: Workspace
@@ -105,28 +120,30 @@ class PartPlan:
     keys: torch.Tensor
     slots: torch.Tensor
 
+    def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        """See `Part.read`."""
+        self.backend.run(layer, self, query, out)
+
 
 class StepPlan:
     """See `AttentionPlan`.
 
     Args:
-        backend: Whose kernels run.
+        pool: (layers, slots, 2, kv_heads, head_dim).
         slots: int32 (tokens,), where the step's keys and values go.
         parts: Cover the step's tokens, each planned by itself.
         pad: Whether there may be tokens that no row of theirs holds; attention gives zeros there.
     """
 
-    def __init__(
-        self, backend: FlashInferAttention, slots: torch.Tensor, parts: Sequence[PartPlan], *, pad: bool = False
-    ) -> None:
+    def __init__(self, pool: torch.Tensor, slots: torch.Tensor, parts: Sequence[Part], *, pad: bool = False) -> None:
         self.slots = slots
-        self._backend = backend
+        self._pool = pool
         self._parts = parts
         self._pad = pad
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
-        self._backend.pool[layer].index_copy_(0, self.slots.long(), key_value)
+        self._pool[layer].index_copy_(0, self.slots.long(), key_value)
         return self.read(layer, query)
 
     def read(self, layer: int, query: torch.Tensor) -> torch.Tensor:
@@ -135,7 +152,7 @@ class StepPlan:
         out = make(query.shape, dtype=query.dtype, device=query.device)
         for part in self._parts:
             stop = part.first + part.count
-            self._backend.run(layer, part, query[part.first : stop], out[part.first : stop])
+            part.read(layer, query[part.first : stop], out[part.first : stop])
         return out.flatten(1)
 
 
@@ -180,7 +197,8 @@ class FlashInferAttention:
         gather_slots(self.slot_table, table_rows, keys, indices)
         info = self.schedule(lengths, self._workspace)
         slots = self.slot_table[token_rows, positions]
-        return StepPlan(self, slots, [PartPlan(0, len(positions), self._workspace, info, query, keys, indices)])
+        part = PartPlan(self, 0, len(positions), self._workspace, info, query, keys, indices)
+        return StepPlan(self.pool, slots, [part])
 
     def run(self, layer: int, part: PartPlan, query: torch.Tensor, out: torch.Tensor) -> None:
         """One layer's attention of a part, (tokens, heads, dim) each."""
