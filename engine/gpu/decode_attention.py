@@ -23,12 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine.gpu import decode_kernels
+from engine.gpu.chain import launch_options
 
 MOST_ROWS: Final = 64
 """In a captured step: with more, the library's kernel reads. Not measured beyond."""
-
-PROGRAMS: Final = 528
-"""Programs that have something to do in a step, about: four for each multiprocessor of an H200 run at once."""
 
 MOST_PARTS: Final = 32
 LEAST_PARTS: Final = 4
@@ -37,16 +35,19 @@ LEAST_PARTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a program reads: keys of a block; warps; blocks in flight."""
+    """How rows are read: keys of a block; warps; blocks in flight; about how many programs have something to do."""
 
     keys: int
-    warps: int = 4
-    stages: int = 1
+    warps: int
+    stages: int
+    programs: int
 
 
-FEW_ROWS: Final = Tiles(keys=64)
-MANY_ROWS: Final = Tiles(keys=32, stages=3)
-"""Latency counts with few rows, where most programs have one block; with many the memory's bandwidth does."""
+FEW_ROWS: Final = Tiles(keys=64, warps=4, stages=1, programs=264)
+MANY_ROWS: Final = Tiles(keys=32, warps=4, stages=3, programs=528)
+"""With few rows latency counts, and most programs have one block. With many the memory's bandwidth does: four programs
+run at once on each of an H200's 132 multiprocessors.
+"""
 
 _FEW: Final = 8
 _LEAST_TILE: Final = 16
@@ -60,16 +61,16 @@ def tiles_of(rows: int) -> Tiles:
 
 def num_parts(rows: int, num_kv_heads: int) -> int:
     """Most parts of each of so many rows."""
-    return min(MOST_PARTS, max(LEAST_PARTS, 2 * PROGRAMS // (rows * num_kv_heads)))
+    return min(MOST_PARTS, max(LEAST_PARTS, 2 * tiles_of(rows).programs // (rows * num_kv_heads)))
 
 
 def part_keys(lengths: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int32]:
     """How many keys a part has, for each of the rows of these lengths: whole blocks, about the same in all programs."""
-    block = tiles_of(len(lengths)).keys
-    blocks = -(-lengths // block)
-    wanted = max(1.0, float(blocks.sum()) * num_kv_heads / PROGRAMS)  # blocks of a program
+    tiles = tiles_of(len(lengths))
+    blocks = -(-lengths // tiles.keys)
+    wanted = max(1.0, float(blocks.sum()) * num_kv_heads / tiles.programs)  # blocks of a program
     parts = np.clip(np.rint(blocks / wanted).astype(np.int32), 1, num_parts(len(lengths), num_kv_heads))
-    return -(-blocks // parts) * block
+    return -(-blocks // parts) * tiles.keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +141,7 @@ class DecodeAttention:
             AT_ONCE=min(16, max(4, 64 // filled)),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **launch_options(),
         )
 
 

@@ -6,13 +6,18 @@ All arithmetic is float32 whatever the tensors' type; what is stored is rounded 
 import triton
 import triton.language as tl
 
+from engine.gpu.chain_kernels import launch_next, wait_for_last
+
 
 @triton.jit
-def add_rms_norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def add_rms_norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """residual += x where ADD; out = residual / rms(residual) * weight. One program a row."""
+    launch_next(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
     value = tl.load(residual + row + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
@@ -20,7 +25,6 @@ def add_rms_norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK:
         tl.store(residual + row + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
 
@@ -40,6 +44,7 @@ def rotate_and_write(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """QK-norm where NORM, rotation of queries (in place) and keys, and keys and values into the pool's slots.
 
@@ -47,6 +52,8 @@ def rotate_and_write(
     `preprocess.blocks.rope.Rope`. qkv (tokens, heads + 2 kv_heads, 2 HALF); weight (heads + kv_heads, 2 HALF);
     pool (slots, 2, kv_heads, 2 HALF).
     """
+    launch_next(EARLY)
+    wait_for_last(EARLY)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
     heads = first + tl.arange(0, HEADS)
@@ -81,8 +88,10 @@ def rotate_and_write(
 
 
 @triton.jit
-def silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def silu_mul(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """out = silu(gate) * up, gate and up side by side in rows of 2 width. One program a row and block of columns."""
+    launch_next(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width

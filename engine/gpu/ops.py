@@ -7,6 +7,7 @@ import math
 import torch
 
 from engine.gpu import kernels
+from engine.gpu.chain import launch_options
 
 
 def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -24,6 +25,7 @@ def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.T
         ADD=x is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
+        **launch_options(),
     )
     return out
 
@@ -73,6 +75,7 @@ def rotate_and_write(
         BLOCK=_power_of_two(dim // 2),
         HEADS=group,
         num_warps=1 if group <= 2 else 4,
+        **launch_options(),
     )
     return qkv[:, :heads]
 
@@ -82,7 +85,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, inner), dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, _power_of_two(inner))
-    kernels.silu_mul[(tokens, -(-inner // block))](gate_up, out, inner, BLOCK=block, num_warps=4)
+    kernels.silu_mul[(tokens, -(-inner // block))](gate_up, out, inner, BLOCK=block, num_warps=4, **launch_options())
     return out
 
 

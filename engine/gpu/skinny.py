@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from engine.gpu import skinny_kernels
+from engine.gpu.chain import launch_options
 
 MOST_ROWS: Final = 8
 """With more, a library's kernels read the weights as fast."""
@@ -64,6 +65,7 @@ def skinny(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, til
         SPLITS=tiles.splits,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **launch_options(),
     )
     return out
 
@@ -85,6 +87,7 @@ def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles) -> torch
         DEPTH=tiles.depth,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **launch_options(),
     )
     return out
 
@@ -105,5 +108,6 @@ def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torc
         SPLITS=parts.shape[0],
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
+        **launch_options(),
     )
     return out
