@@ -102,7 +102,7 @@ def attend(
     length = tl.load(positions + row * QUERIES + QUERIES - 1) + 1
     size = tl.load(part_keys + row)
     first = part * size
-    if first >= length:
+    if (first >= length) | (table_row < 0):  # it never is; asked so that the three are loaded at once
         return
     # Whatever the host thought of the length, no key is left out.
     stop = tl.where(part == most_parts - 1, length, tl.minimum(first + size, length))

@@ -5,14 +5,10 @@ import triton.language as tl
 
 from engine.gpu.chain_kernels import launch_next, prefetch, wait_for_last
 
-# Blocks of a program's weights that are fetched before its inputs are known: some ten megabytes for all programs, what
-# the memory gives while a short kernel runs, and a part of the L2 cache.
-FETCHED = tl.constexpr(4)
-
 
 @triton.jit
-def fetch_weights(weight, column, first, inputs: tl.constexpr, DEPTH: tl.constexpr):
-    """Prefetches the first blocks of these outputs' weights from input `first` on, where blocks divide the inputs."""
+def fetch_weights(weight, column, first, inputs: tl.constexpr, DEPTH: tl.constexpr, FETCHED: tl.constexpr):
+    """Prefetches FETCHED blocks of these outputs' weights from input `first` on, where blocks divide the inputs."""
     num_bytes: tl.constexpr = DEPTH * weight.dtype.element_ty.primitive_bitwidth // 8
     if inputs % DEPTH == 0:
         depth = first + DEPTH * tl.arange(0, FETCHED)
@@ -34,6 +30,7 @@ def multiply(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
+    FETCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """out[split] = x @ weight.T over one of SPLITS parts of the inputs; with one part out is (rows, outputs)."""
@@ -43,8 +40,8 @@ def multiply(
     part: tl.constexpr = (inputs + SPLITS * DEPTH - 1) // (SPLITS * DEPTH) * DEPTH
     first = tl.program_id(1) * part
     depth = first + tl.arange(0, DEPTH)
-    if EARLY:
-        fetch_weights(weight, tl.minimum(column, outputs - 1), first, inputs, DEPTH)
+    if EARLY and FETCHED > 0:
+        fetch_weights(weight, tl.minimum(column, outputs - 1), first, inputs, DEPTH, FETCHED)
     wait_for_last(EARLY)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in range(0, part, DEPTH):
@@ -75,15 +72,16 @@ def gate_up(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    FETCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """out = silu(gate) * up, of x @ weight.T with weight (2 inner, inputs), gates first."""
     launch_next(EARLY)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    if EARLY:
-        fetch_weights(weight, tl.minimum(column, inner - 1), 0, inputs, DEPTH)
-        fetch_weights(weight, inner + tl.minimum(column, inner - 1), 0, inputs, DEPTH)
+    if EARLY and FETCHED > 0:
+        fetch_weights(weight, tl.minimum(column, inner - 1), 0, inputs, DEPTH, FETCHED)
+        fetch_weights(weight, inner + tl.minimum(column, inner - 1), 0, inputs, DEPTH, FETCHED)
     wait_for_last(EARLY)
     depth = tl.arange(0, DEPTH)
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
