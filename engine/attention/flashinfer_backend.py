@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -81,12 +81,27 @@ class Workspace:
         self._next = (self._next + 1) % _IN_FLIGHT
 
 
+class Part(Protocol):
+    """Tokens `first` … `first + count - 1` of a step."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        """One layer's attention of them, (count, heads, dim) each; the step's keys and values are in the pool."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PartPlan:
-    """Tokens `first` … `first + count - 1` of a step. int32 on the device: offsets of each row's new tokens and of its
-    keys, and the slots of all keys, row by row. `hopper`: which kernel it was planned for.
+    """A part that FlashInfer reads. int32 on the device: offsets of each row's new tokens and of its keys, and the
+    slots of all keys, row by row. `hopper`: which kernel it was planned for.
     """
 
+    backend: FlashInferAttention
     first: int
     count: int
     workspace: Workspace
@@ -96,28 +111,30 @@ class PartPlan:
     slots: torch.Tensor
     hopper: bool = False
 
+    def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        """See `Part.read`."""
+        self.backend.run(layer, self, query, out)
+
 
 class StepPlan:
     """See `AttentionPlan`.
 
     Args:
-        backend: Whose kernels run.
+        pool: (layers, slots, 2, kv_heads, head_dim).
         slots: int32 (tokens,), where the step's keys and values go.
         parts: Cover the step's tokens, each planned by itself.
         pad: Whether there may be tokens that no row of theirs holds; attention gives zeros there.
     """
 
-    def __init__(
-        self, backend: FlashInferAttention, slots: torch.Tensor, parts: Sequence[PartPlan], *, pad: bool = False
-    ) -> None:
+    def __init__(self, pool: torch.Tensor, slots: torch.Tensor, parts: Sequence[Part], *, pad: bool = False) -> None:
         self.slots = slots
-        self._backend = backend
+        self._pool = pool
         self._parts = parts
         self._pad = pad
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
-        self._backend.pool[layer].index_copy_(0, self.slots.long(), key_value)
+        self._pool[layer].index_copy_(0, self.slots.long(), key_value)
         return self.read(layer, query)
 
     def read(self, layer: int, query: torch.Tensor) -> torch.Tensor:
@@ -126,7 +143,7 @@ class StepPlan:
         out = make(query.shape, dtype=query.dtype, device=query.device)
         for part in self._parts:
             stop = part.first + part.count
-            self._backend.run(layer, part, query[part.first : stop], out[part.first : stop])
+            part.read(layer, query[part.first : stop], out[part.first : stop])
         return out.flatten(1)
 
 
@@ -173,8 +190,8 @@ class FlashInferAttention:
         hopper = len(positions) >= FEW_TOKENS * rows and self.prefers_hopper(len(positions))
         info = self.schedule(lengths, self._workspace, hopper=hopper)
         slots = self.slot_table[token_rows, positions]
-        part = PartPlan(0, len(positions), self._workspace, info, query, keys, indices, hopper)
-        return StepPlan(self, slots, [part])
+        part = PartPlan(self, 0, len(positions), self._workspace, info, query, keys, indices, hopper)
+        return StepPlan(self.pool, slots, [part])
 
     def prefers_hopper(self, tokens: int) -> bool:
         """Whether a part of so many tokens runs through the Hopper kernel: it is there, and busy without splits, which

@@ -4,8 +4,8 @@
               └────────── decode size ──────────────┘└──────── prompt size ────────┘
 
 A step's tokens fill up the next captured pair of sizes. Attention runs once over the decode rows and once over the
-chunks, each with tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind the last, so
-that it reads and writes the dummy slot alone, and nobody looks at what it draws.
+chunks, each with a kernel or tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind
+the last, so that it reads and writes the dummy slot alone, and nobody looks at what it draws.
 
 Before the first user only a few sizes are captured, each twice the one before; the others, and those for which a faster
 kernel has been compiled since, while there is nothing to do. Until then the next larger size serves.
@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, PartPlan, StepPlan, Workspace
+from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, Part, PartPlan, StepPlan, Workspace
 from engine.batch import Row, RowSampling
+from engine.gpu.decode_attention import MOST_ROWS, DecodeAttention, DecodePart, DecodeRows, part_keys
 from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
@@ -71,6 +72,7 @@ class Layout:
             ("places", self.tokens),
             ("rotary", 3 * self.tokens),
             ("is_vision", self.tokens),
+            ("part_keys", self.decode),
             ("decode_keys", self.decode + 1),
             ("chunk_queries", self.chunks + 1),
             ("chunk_keys", self.chunks + 1),
@@ -83,7 +85,7 @@ class Layout:
     @property
     def length(self) -> int:
         """Of the array."""
-        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + self.decode + 3 * self.chunks + 32
+        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + 2 * self.decode + 3 * self.chunks + 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,9 @@ class StepGraphs:
         self._vision = torch.zeros((longest.prompt, width), dtype=attention.pool.dtype, device=device)
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspaces = Workspace(device), Workspace(device)
+        self._decode_attention = DecodeAttention(
+            attention.pool, table, config.num_heads, most_rows=min(MOST_ROWS, self.most)
+        )
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
         self._memory = GraphMemory()
@@ -324,7 +329,9 @@ class StepGraphs:
         decode_plan: Any = ()
         chunk_plan: Any = ()
         schedule = self._attention.schedule
-        if layout.decode:
+        if 0 < layout.decode <= MOST_ROWS:
+            parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
+        elif layout.decode:
             of_decodes = Lengths.of(np.ones(layout.decode, np.int32), lengths)
             parts["decode_keys"][:] = of_decodes.keys
             decode_plan = schedule(of_decodes, self._workspaces[0], padded_tokens=layout.decode)
@@ -356,18 +363,22 @@ class StepGraphs:
         decode, tokens = layout.decode, layout.tokens
         token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
         decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
-        of_step = []
-        if decode:
+        of_step: list[Part] = []
+        if 0 < decode <= MOST_ROWS:
+            rows = DecodeRows(parts["places"][:decode], parts["positions"][:decode], parts["part_keys"])
+            of_step.append(DecodePart(0, decode, self._decode_attention, rows))
+        elif decode:
             gather_slots(self._table, parts["places"][:decode], parts["decode_keys"], self._decode_slots)
-            queries = self._decode_queries[: decode + 1]
-            workspace = self._workspaces[0]
-            of_step.append(PartPlan(0, decode, workspace, plans[0], queries, parts["decode_keys"], self._decode_slots))
+            queries, keys, workspace = self._decode_queries[: decode + 1], parts["decode_keys"], self._workspaces[0]
+            of_step.append(PartPlan(self._attention, 0, decode, workspace, plans[0], queries, keys, self._decode_slots))
         if layout.prompt:
             gather_slots(self._table, parts["chunk_places"], parts["chunk_keys"], self._chunk_slots)
             queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspaces[1]
-            slots_of = self._chunk_slots
-            of_step.append(PartPlan(decode, layout.prompt, workspace, plans[1], queries, keys, slots_of, hopper))
-        plan = StepPlan(self._attention, slots, of_step, pad=layout.prompt > 0)
+            slots_of, attention = self._chunk_slots, self._attention
+            of_step.append(
+                PartPlan(attention, decode, layout.prompt, workspace, plans[1], queries, keys, slots_of, hopper)
+            )
+        plan = StepPlan(self._attention.pool, slots, of_step, pad=layout.prompt > 0)
         hidden = self._decoder.model.embed(token_ids)
         deepstack = None
         if layout.prompt:
