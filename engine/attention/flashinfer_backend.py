@@ -210,8 +210,10 @@ class FlashInferAttention:
             0,
         )
 
-    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0) -> Any:
-        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
+    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, width: int = 0) -> Any:
+        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size;
+        `width`: in which every row has so many new tokens, and tiles fit that.
+        """
         key_lengths = np.diff(lengths.keys)
         tokens = padded_tokens or int(lengths.query[-1])
         is_whole = -(-tokens * (self.num_heads // self.num_kv_heads) // 128) * self.num_kv_heads >= ENOUGH_TILES
@@ -239,7 +241,7 @@ class FlashInferAttention:
             -1,
             is_whole,  # splitting keys costs a pass that puts results together again
             0,
-            0,
+            width,
         )
         workspace.planned()
         return info

@@ -102,18 +102,23 @@ class Speculator:
         """Whether anybody guesses."""
         return bool(self.sources) or self.model is not None
 
-    @property
-    def is_due(self) -> bool:
+    def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
-        can be made: while the last ones were worth checking, and else ever more rarely.
+        can be made: while the last ones were worth checking, and else ever more rarely; and where the first token of an
+        answer is on its way that may repeat an earlier one.
         """
-        return self.is_on and not self._rest
+        if not self.is_on:
+            return False
+        echo = self._echo
+        return not self._rest or (
+            echo is not None and any(new.num_pending and not new.output_ids and echo.remembers(new) for new in running)
+        )
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         none = [NO_DRAFTS] * len(sequences)
-        self._rest = self._next_rest
         if not room or not self.controller.may_draft(len(sequences), is_expected=self._expects(sequences)):
+            self._rest = self._next_rest = min(2 * self._next_rest, LONGEST_REST)
             return none
         started_s = self._clock()
         candidates: list[Candidate | None] = []
