@@ -5,10 +5,13 @@ them what it says without.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import FAMILIES
 
 from engine.batch import Row, RowSampling
 from engine.config import EngineConfig
@@ -24,6 +27,7 @@ from tests.engine.test_gpu_runner import (  # noqa: F401
     _answer,
     _error,
     _ids,
+    _load,
     _requests,
     folder,
     runner,
@@ -168,6 +172,25 @@ def test_without_memory_for_a_graph_steps_run_without_it(
     with torch.inference_mode():
         expected = runner.logits([row]).max(-1).indices.tolist()
     assert [token.token_id for token in runner.step([row])] == expected
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl"])
+def test_in_float32_torch_checks_chains_and_trees_as_on_the_cpu(family: str, tmp_path: Path) -> None:
+    model = FAMILIES[family](tmp_path)
+    found = []
+    for device in ("cuda", "cpu"):
+        loaded = _load(model, device, "float32")
+        loaded.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(4)])
+        tree = _checked(2, 5)
+        rows = [
+            _checked(0, 3),
+            Row(1, _start(1), [101], GREEDY),
+            replace(tree, parents=(0, 0, 1, 2, 1)),
+            _checked(3, 7),
+        ]
+        found.append([token.token_id for token in loaded.step(rows)])
+    assert found[0] == found[1]
+    assert len(found[0]) == 4 + 1 + 6 + 8
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 15])
