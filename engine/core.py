@@ -301,7 +301,7 @@ class Engine:
             and self.kv.num_available > len(running)  # nobody will be retracted
             and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
             and not any(sequence.needs_results for sequence in running)
-            and not self.speculator.is_due
+            and not self.speculator.is_due(running)
         )
 
     def _land(self) -> None:

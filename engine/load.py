@@ -108,15 +108,14 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
     """
     set_threads(config.threads)
     device = _device(config.device)
-    if device.type == "cuda" and config.speculation not in ("auto", "none"):
+    if device.type == "cuda" and config.speculation in ("draft-model", "head"):
         raise ModelError(
-            f"speculation is {config.speculation}, but nothing is guessed ahead on a GPU yet; expected auto or none"
+            f"speculation is {config.speculation}, but no model guesses on a GPU yet; expected auto, none, ngram, "
+            "echo, grammar or habit"
         )
     if device.type == "cuda" and (config.draft_model or config.draft_head):
         name = "draft_model" if config.draft_model else "draft_head"
-        raise ModelError(
-            f"{name} is set, but nothing is guessed ahead on a GPU yet; leave it out, or set device to cpu"
-        )
+        raise ModelError(f"{name} is set, but no model guesses on a GPU yet; leave it out, or set device to cpu")
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))

@@ -81,10 +81,10 @@ class TorchRunner:
         self.num_slots = num_slots
         self.max_positions = max_positions
         self.max_rows = max_rows
-        self.max_drafts = MAX_DRAFTS if device.type == "cpu" else 0  # GPU steps have no graph for drafts yet
+        self.max_drafts = MAX_DRAFTS
         self.drafter: Drafter | None = None
         self._told: Told | None = None
-        self.takes_trees = self.max_drafts > 0
+        self.takes_trees = True
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device

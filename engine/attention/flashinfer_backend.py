@@ -241,8 +241,12 @@ class FlashInferAttention:
                 0,
             )
 
-    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, hopper: bool = False) -> Any:
-        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
+    def schedule(
+        self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, width: int = 0, hopper: bool = False
+    ) -> Any:
+        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size;
+        `width`: in which every row has so many new tokens, and tiles fit that.
+        """
         key_lengths = np.diff(lengths.keys)
         tokens = padded_tokens or int(lengths.query[-1])
         is_whole = self._is_whole(tokens)
@@ -273,7 +277,7 @@ class FlashInferAttention:
             info = module.plan(*arguments)
         else:
             # Splitting keys costs a pass that puts results together again.
-            info = self.modules.tiled.plan(*arguments, -1, is_whole, 0, 0)
+            info = self.modules.tiled.plan(*arguments, -1, is_whole, 0, width)
         workspace.planned()
         return info
 

@@ -36,6 +36,16 @@ MOST_CHUNKS: Final = 16
 """Chunks of prompts in a captured step."""
 
 
+def cut(flat: Any, **counts: int) -> dict[str, Any]:
+    """Parts of an array of 4-byte numbers one behind the other, each from 16 bytes on, as vector loads like it."""
+    parts: dict[str, Any] = {}
+    at = 0
+    for name, count in counts.items():
+        parts[name] = flat[at : at + count]
+        at += count + (-count) % 4
+    return parts
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where a step of some size has its inputs: offsets into one array of int32, and its numbers of rows.
@@ -60,32 +70,35 @@ class Layout:
 
     def cut(self, flat: Any) -> dict[str, Any]:
         """Names for the parts of an array of `length` int32, numpy or torch."""
-        parts: dict[str, Any] = {}
-        at = 0
-        for name, count in (
-            ("keys", 2 * self.samples),
-            ("ends", self.samples),
-            ("sample_places", self.samples),
-            ("temperatures", self.samples),
-            ("ids", self.tokens),
-            ("positions", self.tokens),
-            ("places", self.tokens),
-            ("rotary", 3 * self.tokens),
-            ("is_vision", self.tokens),
-            ("part_keys", self.decode),
-            ("decode_keys", self.decode + 1),
-            ("chunk_queries", self.chunks + 1),
-            ("chunk_keys", self.chunks + 1),
-            ("chunk_places", self.chunks),
-        ):
-            parts[name] = flat[at : at + count]
-            at += count + (-count) % 4  # 16 bytes, as int64 and vector loads like it
-        return parts
+        return cut(
+            flat,
+            keys=2 * self.samples,
+            ends=self.samples,
+            sample_places=self.samples,
+            temperatures=self.samples,
+            ids=self.tokens,
+            positions=self.tokens,
+            places=self.tokens,
+            rotary=3 * self.tokens,
+            is_vision=self.tokens,
+            part_keys=self.decode,
+            decode_keys=self.decode + 1,
+            chunk_queries=self.chunks + 1,
+            chunk_keys=self.chunks + 1,
+            chunk_places=self.chunks,
+        )
 
     @property
     def length(self) -> int:
         """Of the array."""
         return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + 2 * self.decode + 3 * self.chunks + 40
+
+
+def is_decode(row: Row) -> bool:
+    """Whether a row is one token that samples, at the place that its delta says."""
+    if len(row.token_ids) != 1 or row.sampling is None or row.vision:
+        return False
+    return row.positions is None or bool((row.positions == row.start + row.position_delta).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +118,10 @@ class StepRows:
         chunks: list[Row] = []
         order = []
         for row in rows:
-            is_decode = len(row.token_ids) == 1 and row.sampling is not None and not row.vision
-            kind = decodes if is_decode else chunks
+            is_one = is_decode(row)
+            kind = decodes if is_one else chunks
             if row.sampling is not None:
-                order.append((is_decode, len(kind)))
+                order.append((is_one, len(kind)))
             kind.append(row)
         return cls(decodes, chunks, order)
 
@@ -187,7 +200,7 @@ class StepGraphs:
         )
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
-        self._memory = GraphMemory()
+        self.memory = GraphMemory()
 
     def sizes(self) -> list[tuple[int, int]]:
         """Decode rows and tokens of chunks of all graphs, largest first, so that the smaller ones share its memory."""
@@ -354,7 +367,7 @@ class StepGraphs:
         plans = self._send(StepRows([], [], []), layout, hopper=hopper)
         torch.cuda.synchronize()
         self._forward(layout, plans, hopper=hopper)  # kernels compile and libraries set up outside of the capture
-        graph = Graph(lambda: self._forward(layout, plans, hopper=hopper), self._memory)
+        graph = Graph(lambda: self._forward(layout, plans, hopper=hopper), self.memory)
         return _Captured(graph, list(plans[0]), list(plans[1]), hopper)
 
     def _forward(self, layout: Layout, plans: tuple[Any, Any], *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -71,7 +71,7 @@ class PlainModule:
         kv_heads: int,
         page: int,
         is_captured: bool,
-        *rest: object,
+        *rest: Any,
     ) -> list[int]:
         """Writes into the workspace what it was planned for. Equal for equal sizes where it is captured."""
         assert queries.dtype == keys.dtype == key_lengths.dtype == torch.int32
@@ -84,9 +84,11 @@ class PlainModule:
         assert bool((queries.diff() <= key_lengths).all())
         assert heads % kv_heads == 0
         assert page == 1
+        width = rest[-1]
+        assert not width or queries.diff().tolist() == [width] * rows
         planned = torch.cat((torch.tensor([rows], dtype=torch.int32), queries, keys))
         ints.view(torch.int32)[: len(planned)] = planned
-        return [tokens, rows, 1] if is_captured else [int(queries[-1]), rows, 0]
+        return [tokens, rows, 1, width] if is_captured else [int(queries[-1]), rows, 0, 0]
 
     def paged_run(
         self,
