@@ -129,8 +129,8 @@ class StepCosts:
         self._ratio = 1.0
 
     def decode_s(self, rows: int, tokens: int) -> float:
-        """See `Costs.decode_s`: drafts cost what tokens of prompts do."""
-        return self.decode.at(rows) + self.prompt_s(tokens - rows)
+        """See `Costs.decode_s`: drafts cost what tokens of prompts do, but nothing is filled up for them."""
+        return self.decode.at(rows) + self.prompt.at(tokens - rows) * self._ratio
 
     def prompt_s(self, tokens: int) -> float:
         """See `Costs.prompt_s`."""

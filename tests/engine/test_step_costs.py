@@ -100,6 +100,7 @@ def test_what_steps_are_filled_up_to_costs_as_much() -> None:
     costs.prompt.add(128, 1.0)
     assert [costs.prompt_s(tokens) for tokens in (0, 1, 64, 65, 128)] == [0, 0.5, 0.5, 1.0, 1.0]
     costs.decode.add(4, 1.0)
+    assert costs.decode_s(4, 20) == 1.125, "drafts are no chunks"
     costs.stepped(Load(4, 4, 65), 3.0, 0.0)
     assert costs.prompt_s(128) == pytest.approx(2.0), "twice as long as at start, by its full size"
 
