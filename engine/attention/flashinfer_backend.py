@@ -1,10 +1,10 @@
 """Attention with FlashInfer's paged kernels on NVIDIA GPUs (Ye et al. 2025, arXiv:2501.01005), page size 1.
 
-One compiled kernel, the batched prefill with tensor cores, does everything: chunks, decode rows, and both in one batch.
-Large chunks take a faster one where the device has it: 101 instead of 180 µs for 2,048 tokens on an H200. A step is
-planned once, on the host; every layer then runs by that plan. The modules are called directly, since the library's
-wrappers copy buffers at every plan that we keep in place, and would plan a captured step by the size they were made
-with.
+One compiled kernel, the batched prefill with tensor cores, does everything: chunks, decode rows, and both in one batch;
+but decode rows that are not too many have a kernel of ours (`engine.gpu.decode_attention`), and large chunks take a
+faster one where the device has it: 101 instead of 180 µs for 2,048 tokens on an H200. A step is planned once, on the
+host; every layer then runs by that plan. The modules are called directly, since the library's wrappers copy buffers at
+every plan that we keep in place, and would plan a captured step by the size they were made with.
 
     plan       host: lengths ─▶ tiles and splits ─▶ pinned ─▶ device workspace (behind everything in flight)
     captured   the same, but grids are padded to what the step's size may ever need, so that a graph can be replayed
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_modules import AttentionModules
+from engine.gpu.decode_attention import MOST_ROWS, DecodeAttention, DecodePart, DecodeRows, part_keys
 from engine.gpu.ops import gather_slots
 
 ENOUGH_TILES: Final = 96
@@ -169,29 +170,40 @@ class FlashInferAttention:
         self.caches = [(layer[:, 0].unsqueeze(1), layer[:, 1].unsqueeze(1)) for layer in pool]
         self.floats = torch.empty(_FLOAT_BYTES, dtype=torch.uint8, device=device)
         self.ones = torch.ones(slot_table.shape[0] + _MOST_PADDING, dtype=torch.int32, device=device)
+        self.decoding = DecodeAttention(pool, slot_table, num_heads, most_rows=min(MOST_ROWS, slot_table.shape[0] - 1))
         self._workspace = Workspace(device)
 
     def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:
         """See `AttentionBackend.plan`."""
-        lengths = Lengths.of(
-            np.array([segment.length for segment in segments], np.int32),
-            np.array([segment.start + segment.length for segment in segments], np.int32),
+        new = np.array([segment.length for segment in segments], np.int32)
+        total = np.array([segment.start for segment in segments], np.int32) + new
+        ones = int((new == 1).cumprod().sum())  # rows in front that decode
+        ones = ones if ones <= self.decoding.most_rows else 0
+        lengths = Lengths.of(new[ones:], total[ones:])
+        cuts = part_keys(total[:ones], self.num_kv_heads) if ones else total[:0]
+        packed = np.concatenate(
+            ([segment.table_row for segment in segments], total[:ones] - 1, cuts, lengths.query, lengths.keys)
         )
-        device = self.pool.device
-        rows = len(segments)
-        packed = np.concatenate((lengths.query, lengths.keys, [segment.table_row for segment in segments]))
-        on_device = torch.from_numpy(packed.astype(np.int32)).pin_memory().to(device, non_blocking=True)
-        query, keys, table_rows = on_device[: rows + 1], on_device[rows + 1 : -rows], on_device[-rows:]
+        on_device = torch.from_numpy(packed.astype(np.int32)).pin_memory().to(self.pool.device, non_blocking=True)
+        sizes = [len(segments), ones, ones, len(lengths.query), len(lengths.keys)]
+        table_rows, last, decode_cuts, query, keys = torch.split(on_device, sizes)
         token_rows = table_rows
-        if len(positions) > rows:
-            token_rows = table_rows.repeat_interleave(query.diff(), output_size=len(positions))
-        indices = torch.empty(int(lengths.keys[-1]), dtype=torch.int32, device=device)
-        gather_slots(self.slot_table, table_rows, keys, indices)
-        hopper = len(positions) >= FEW_TOKENS * rows and self.prefers_hopper(len(positions))
-        info = self.schedule(lengths, self._workspace, hopper=hopper)
+        if len(positions) > len(segments):
+            counts = torch.cat((torch.ones_like(last), query.diff()))
+            token_rows = table_rows.repeat_interleave(counts, output_size=len(positions))
         slots = self.slot_table[token_rows, positions]
-        part = PartPlan(self, 0, len(positions), self._workspace, info, query, keys, indices, hopper)
-        return StepPlan(self.pool, slots, [part])
+        parts: list[Part] = []
+        if ones:
+            rows = DecodeRows(table_rows[:ones], last, decode_cuts)
+            parts.append(DecodePart(0, ones, self.decoding, rows))
+        if ones < len(segments):
+            indices = torch.empty(int(lengths.keys[-1]), dtype=torch.int32, device=self.pool.device)
+            gather_slots(self.slot_table, table_rows[ones:], keys, indices)
+            count = len(positions) - ones
+            hopper = count >= FEW_TOKENS * (len(segments) - ones) and self.prefers_hopper(count)
+            info = self.schedule(lengths, self._workspace, hopper=hopper)
+            parts.append(PartPlan(self, ones, count, self._workspace, info, query, keys, indices, hopper))
+        return StepPlan(self.pool, slots, parts)
 
     def prefers_hopper(self, tokens: int) -> bool:
         """Whether a part of so many tokens runs through the Hopper kernel: it is there, and busy without splits, which

@@ -77,8 +77,9 @@ def part_keys(lengths: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int32
 class DecodeRows:
     """Rows of `queries` tokens each, the last ones of their sequences, on the device.
 
-    int32 (rows * queries,): each token's row of the slot table and its position, which rises within a row; (rows,):
-    keys of a part, by `part_keys` of the rows' lengths. A token sees what is at its position and before.
+    int32 (rows * queries,): each token's row of the slot table and its position; (rows,): keys of a part, by
+    `part_keys` of the rows' lengths. A token sees what is at its position and before. Tokens that fill a row up stand
+    before its own, at any positions of it; nobody looks at their results.
     """
 
     table_rows: torch.Tensor
@@ -101,6 +102,7 @@ class DecodeAttention:
     def __init__(
         self, pool: torch.Tensor, table: torch.Tensor, num_heads: int, *, most_rows: int, most_queries: int = 1
     ) -> None:
+        self.most_rows = most_rows
         self._layers = pool.unbind(0)
         self._table = table
         self._num_kv_heads, self._head_dim = pool.shape[3:]

@@ -58,7 +58,7 @@ def put_together(part_outs, part_sums, used, is_query, FILLED: tl.constexpr, DIM
     return mean / total[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["table_rows", "positions", "part_keys"])
 def attend(
     query,
     pool,
@@ -86,8 +86,8 @@ def attend(
     """softmax(query @ keys.T * scale) @ values. A program a key head, a row, and a part of the row's keys.
 
     query (tokens, heads, DIM), `query_stride` apart; pool (slots, 2, KV_HEADS, DIM); table (…, table_stride);
-    table_rows and positions (tokens,), QUERIES tokens a row, whose positions rise; part_keys (rows,).
-    out (tokens, heads, DIM). `scale` times log2(e).
+    table_rows and positions (tokens,), QUERIES tokens a row, of which the last says how long the row is and where it is
+    in the table; part_keys (rows,). out (tokens, heads, DIM). `scale` times log2(e).
 
     part_outs (rows, KV_HEADS, parts, FILLED, DIM), part_sums without DIM: what parts leave to the last of them, which
     `finished` (rows, KV_HEADS), zeros before and after, tells that it is. FILLED: the power of two at or above
@@ -98,8 +98,9 @@ def attend(
     row = tl.program_id(1)
     part = tl.program_id(2)
     most_parts = tl.num_programs(2)
-    table_row = tl.load(table_rows + row * QUERIES)
-    length = tl.load(positions + row * QUERIES + QUERIES - 1) + 1
+    last = row * QUERIES + QUERIES - 1
+    table_row = tl.load(table_rows + last)
+    length = tl.load(positions + last) + 1
     size = tl.load(part_keys + row)
     first = part * size
     if (first >= length) | (table_row < 0):  # it never is; asked so that the three are loaded at once

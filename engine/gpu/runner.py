@@ -320,6 +320,18 @@ class CudaRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step kernel by kernel: float32 logits (tokens to sample, vocab), row by row."""
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids))  # as attention wants them
+        by_length = [rows[index] for index in order]
+        logits = self._logits(by_length)
+        if order == list(range(len(rows))):
+            return logits
+        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in by_length]
+        ends = np.cumsum(counts)
+        of_row = {index: range(end - count, end) for index, end, count in zip(order, ends, counts, strict=True)}
+        return logits[self._sent([at for index in range(len(rows)) for at in of_row[index]])]
+
+    def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """`logits` of rows in rising length."""
         lengths = [len(row.token_ids) for row in rows]
         ends = np.cumsum(lengths, dtype=np.int64) - 1
         total = int(ends[-1]) + 1

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, Part, PartPlan, StepPlan, Workspace
 from engine.batch import Row, RowSampling
-from engine.gpu.decode_attention import MOST_ROWS, DecodeAttention, DecodePart, DecodeRows, part_keys
+from engine.gpu.decode_attention import DecodePart, DecodeRows, part_keys
 from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
@@ -195,9 +195,6 @@ class StepGraphs:
         self._vision = torch.zeros((longest.prompt, width), dtype=attention.pool.dtype, device=device)
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspaces = Workspace(device), Workspace(device)
-        self._decode_attention = DecodeAttention(
-            attention.pool, table, config.num_heads, most_rows=min(MOST_ROWS, self.most)
-        )
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
         self.memory = GraphMemory()
@@ -342,7 +339,7 @@ class StepGraphs:
         decode_plan: Any = ()
         chunk_plan: Any = ()
         schedule = self._attention.schedule
-        if 0 < layout.decode <= MOST_ROWS:
+        if 0 < layout.decode <= self._attention.decoding.most_rows:
             parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
         elif layout.decode:
             of_decodes = Lengths.of(np.ones(layout.decode, np.int32), lengths)
@@ -377,9 +374,9 @@ class StepGraphs:
         token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
         decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
         of_step: list[Part] = []
-        if 0 < decode <= MOST_ROWS:
+        if 0 < decode <= self._attention.decoding.most_rows:
             rows = DecodeRows(parts["places"][:decode], parts["positions"][:decode], parts["part_keys"])
-            of_step.append(DecodePart(0, decode, self._decode_attention, rows))
+            of_step.append(DecodePart(0, decode, self._attention.decoding, rows))
         elif decode:
             gather_slots(self._table, parts["places"][:decode], parts["decode_keys"], self._decode_slots)
             queries, keys, workspace = self._decode_queries[: decode + 1], parts["decode_keys"], self._workspaces[0]

@@ -199,7 +199,12 @@ class _Missing(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda function=None, *_, **__: function or (lambda decorated: decorated)
+        return _unchanged
+
+
+def _unchanged(value: Any = None, *_: object, **__: object) -> Any:
+    """As a decorator, with options or without."""
+    return _unchanged if value is None else value
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_dry_run_launches_every_kernel_of_a_step_and_changes_nothing(
 
     launched: set[str] = set()
     for module, name in (
-        (forward, "add_rms_norm"),
+        (forward, "rms_norm"),
         (forward, "rotate_and_write"),
         (forward, "silu_mul"),
         (step_graphs, "gather_slots"),
