@@ -20,8 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         max_running: Most sequences that decode at once.
         max_context: Longest prompt + answer in tokens; 0 takes the model's, or what the KV pool holds if that is less.
         max_batched_tokens: Token budget of a step (decode first, then prefill chunks); 0 chooses by device.
-        itl_target_ms: How long a step should take while sequences decode; 0: a part more than decoding alone takes, and
-            on a GPU as long as it takes.
+        itl_target_ms: How long a step should take while sequences decode; 0: a part more than decoding alone takes.
         ttft_target_ms: How long a request may wait for its first token before that gives way; 0: it never holds.
         kv_tokens: Size of the KV pool in tokens; 0 chooses from memory.
         max_waiting: Most requests waiting; one more is refused with 429.
@@ -31,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
             about), ``"habit"`` (what the model keeps saying), ``"draft-model"`` or ``"head"`` (see below), ``"auto"``
-            (all that there are; on a GPU none yet), or ``"none"``. No guess changes what is said.
+            (all that there are), or ``"none"``. On a GPU no model guesses yet. No guess changes what is said.
         draft_model: Folder of a smaller model of the same vocabulary that guesses; empty: none.
         draft_head: Folder of a head, trained for the model, that guesses (EAGLE-3 layout); empty: the folder ``head``
             inside the model's, if there is one, no draft model was named, and torch computes steps or `speculation` is

@@ -22,14 +22,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engine.batch import Flight, OverlappedRunner, Runner, SampledToken, is_awaited
+from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.departure import Batch, depart
 from engine.execution import Execution
 from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.kv.cache import KVCache
-from engine.limits import allocated_memory
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
@@ -63,13 +62,6 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
     return config.max_batched_tokens or chosen
 
 
-def is_timed(config: EngineConfig, runner: Runner) -> bool:
-    """Whether steps are bounded by time. On a GPU only if a target is named: by default its steps are those that
-    docs/performance.md has figures of.
-    """
-    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or is_awaited(runner))
-
-
 class Engine:
     """One model serving many sequences. Invariants: see `check`.
 
@@ -90,6 +82,7 @@ class Engine:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         costs: Costs | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -100,7 +93,12 @@ class Engine:
         self.speculator = Speculator(
             config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees, clock=clock
         )
-        self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
+        self.budget = StepBudget(
+            costs,
+            config.itl_target_ms / 1e3,
+            config.ttft_target_ms / 1e3,
+            overlaps=isinstance(runner, OverlappedRunner),
+        )
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
@@ -115,7 +113,7 @@ class Engine:
         self.intake = Intake(
             Limits(self.max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
-        self.grammars = Grammars(config.model, runner.vocab_size)
+        self.grammars = grammars or Grammars(config.model, runner.vocab_size)
         self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self._flying: tuple[Flight, Batch] | None = None
         self._landed_s = 0.0
@@ -200,6 +198,11 @@ class Engine:
             self.check()
         return self._outputs.take()
 
+    def idle(self) -> bool:
+        """Without work: something that makes later work faster. Whether there is more of it."""
+        assert not self.has_work
+        return self.runner.idle()
+
     def stats(self) -> EngineStats:
         """Gauges and running totals."""
         return EngineStats(
@@ -217,7 +220,7 @@ class Engine:
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
             encoding_bytes=self.vision.encoding_bytes,
-            device_allocated_bytes=allocated_memory(self.runner.slot_table.device),
+            device_bytes=self.runner.device_bytes(),
             encoder_slices=self.budget.encoder_slices,
             steps_over_target=self.budget.steps_over_target,
             **self.speculator.totals(),
@@ -298,7 +301,7 @@ class Engine:
             and self.kv.num_available > len(running)  # nobody will be retracted
             and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
             and not any(sequence.needs_results for sequence in running)
-            and not self.speculator.is_due
+            and not self.speculator.is_due(running)
         )
 
     def _land(self) -> None:

@@ -3,12 +3,16 @@
 Steps are graph replays; those larger than any captured one run kernel by kernel. All go through one stream, so that
 each step sees what the last one wrote. A drawn token stays on the device, where the next step reads it
 (`FUTURE_TOKEN`), and is copied out behind an event for whoever asks for the result.
+
+Rows with drafts have graphs of their own, without prompts: a step that has both is two replays, one after the other.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -16,18 +20,27 @@ import torch
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
-from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
+from engine.attention.flashinfer_modules import AttentionModules, NoModules
+from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
-from engine.gpu.step_graphs import StepGraphs, StepRows
+from engine.gpu.step_graphs import StepGraphs, StepResult, StepRows, is_decode
+from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
-from engine.runner import TorchRunner, VisionEncoder
+from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
+from engine.start_times import Lap, no_lap
+from preprocess.vision.slices import SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
 MOST_PROMPT_TOKENS: Final = 4096
 """Tokens of prompts in one captured step; larger steps run kernel by kernel."""
+
+FREE_TOKENS: Final = 128
+"""A step of so few tokens takes hardly longer than one of a few: reading the weights takes the time."""
+
+logger = logging.getLogger("beholder.engine")
 
 
 class CudaFlight:
@@ -55,19 +68,56 @@ class CudaFlight:
         return [known.get(index) or SampledToken(token_ids[pick]) for index, pick in enumerate(self._picks)]
 
 
+class JoinedFlight:
+    """Parts of a step that have been launched one after the other.
+
+    Args:
+        flights: Of each part.
+        parts: Which rows each part has.
+        counts: How many tokens each row of the step samples.
+    """
+
+    def __init__(self, flights: list[CudaFlight], parts: list[list[int]], counts: list[int]) -> None:
+        self._flights = flights
+        self._parts = parts
+        self._counts = counts
+
+    def result(self) -> list[SampledToken]:
+        """See `engine.batch.Flight.result`."""
+        of_rows: list[list[SampledToken]] = [[] for _ in self._counts]
+        for flight, part in zip(self._flights, self._parts, strict=True):
+            tokens = iter(flight.result())
+            for row in part:
+                of_rows[row] = list(islice(tokens, self._counts[row]))
+        return [token for own in of_rows for token in own]
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The rows of a step that sample, in order: their places in the slot table, how they sample, which samples they
-    are.
+    """What a step samples, in order: in which place of the slot table the token is the last one drawn, how it is drawn,
+    which sample it is.
     """
 
     places: list[int]
     sampling: list[RowSampling]
     picks: list[int]
 
+    @classmethod
+    def of(cls, rows: Sequence[Row], nowhere: int, picks: list[int] | None = None) -> _Wanted:
+        """`picks` None: samples are in the order of the rows. Which of a row's tokens is its last is not known while it
+        has drafts: those go to the place `nowhere`.
+        """
+        places, sampling = [], []
+        for row in rows:
+            if row.sampling is not None:
+                places += [nowhere if row.drafted else row.table_row] * (1 + len(row.drafted))
+                sampling += [row.sampling, *row.drafted]
+        return cls(places, sampling, list(range(len(places))) if picks is None else picks)
+
 
 class CudaRunner(TorchRunner):
-    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16.
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, and the kernels of attention; the type is
+    bfloat16 or float16.
 
     Of progress only the encoder tells: the forward of a step is sent within milliseconds, and the next turn reports.
     """
@@ -82,6 +132,7 @@ class CudaRunner(TorchRunner):
         max_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        modules: AttentionModules,
     ) -> None:
         super().__init__(
             model,
@@ -93,9 +144,13 @@ class CudaRunner(TorchRunner):
             device=device,
             padding_rows=1,
         )
+        self.max_drafts = MAX_DRAFTS
+        self.takes_trees = False  # they would need a mask of their own, which the kernel was compiled without
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
-        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
+        self._modules = modules
+        self._captures_more = True
+        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads, modules)
         self._decoder = FusedDecoder(model, self.kv_pool)
         self.graphs: StepGraphs | None = StepGraphs(
             self._decoder,
@@ -105,49 +160,116 @@ class CudaRunner(TorchRunner):
             num_taps=encoder.num_taps,
             most_tokens=min(MOST_PROMPT_TOKENS, max_positions),
         )
+        self.verify_graphs = VerifyGraphs(self._decoder, self._attention, table, self._future, self.graphs.memory)
         self._encoder_graphs = EncoderGraphs(encoder)
 
-    def warm_up(self) -> None:
-        """See `Runner.warm_up`; graphs are captured here."""
+    def warm_up(self, lap: Lap = no_lap) -> None:
+        """See `Runner.warm_up`; kernels are compiled and the first graphs captured here."""
         assert self.graphs is not None
+        if self.device.type == "cuda":
+            self._compile()
+            lap("Triton")
+        _ = self._modules.tiled, self._modules.hopper
+        lap("FlashInfer")
         super().warm_up()
+        lap("first steps")
         self.graphs.capture()
+        lap("graphs")
         super().warm_up()
         drawn = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
         self.step([Row(0, 0, [0], drawn)])
         torch.cuda.synchronize()
+        lap("first replays")
+
+    def _compile(self) -> None:
+        """Triton's kernels of steps, while FlashInfer's may still be on their way. Those of the encoder have run: its
+        pictures were measured.
+        """
+        assert self.graphs is not None
+        from engine.gpu.precompile import compile_launched
+
+        self._attention.modules = NoModules()
+        try:
+            compile_launched(self.graphs.send_all)
+        finally:
+            self._attention.modules = self._modules
+
+    def idle(self) -> bool:
+        """See `Runner.idle`."""
+        try:
+            if self.graphs is not None and self._captures_more and self._capture_next(self.graphs):
+                return True
+        except RuntimeError:  # such as no memory: what is captured serves
+            logger.warning("no more graphs are captured", exc_info=True)
+            self._captures_more = False
+        self._modules.look()
+        return False
+
+    def _capture_next(self, graphs: StepGraphs) -> bool:
+        return self._encoder_graphs.prepare(self.device) or graphs.capture_next()
+
+    def compile_all(self) -> None:
+        """Fill the caches with what `idle` would have compiled, too."""
+        self._modules.wait()
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Runner.encode`."""
         if not pixels:
             return []
-        sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
-        return self._encoder_graphs(sent)
+        return self._encoder_graphs([self._staged(picture) for picture in pixels])
 
     def num_slices(self, shape: Sequence[int]) -> int:
-        """See `Runner.num_slices`: a graph encodes a picture as a whole."""
-        return 1
+        """See `Runner.num_slices`."""
+        return num_slices(self._encoder_graphs, shape)
+
+    def begin(self, pixels: torch.Tensor) -> PictureEncoding:
+        """See `Runner.begin`."""
+        return SlicedEncoding(self._encoder_graphs, self._staged(pixels))
+
+    def _staged(self, pixels: torch.Tensor) -> torch.Tensor:
+        """A picture on the device, without waiting for it. Its pages may change at once: torch keeps the pinned copy
+        until it has been read.
+        """
+        return pixels.contiguous().pin_memory().to(self.device, non_blocking=True)
+
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`."""
+        return tokens if self.graphs is None else self.graphs.prompt_size(tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
         return self.launch(rows).result()
 
     @torch.inference_mode()
-    def launch(self, rows: Sequence[Row]) -> CudaFlight:
+    def launch(self, rows: Sequence[Row]) -> CudaFlight | JoinedFlight:
         """See `engine.batch.OverlappedRunner.launch`."""
-        places = [row.table_row for row in rows if row.sampling is not None]
-        sampling = [row.sampling for row in rows if row.sampling is not None]
-        sorted_rows = StepRows.of(rows)
-        if self.graphs is not None and self.graphs.fits(sorted_rows):
-            result = self.graphs.run(sorted_rows)
-            wanted = _Wanted(places, sampling, result.picks)
+        parts = _parts(rows)
+        if len(parts) == 1:
+            return self._launch(rows)
+        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in rows]
+        return JoinedFlight([self._launch([rows[index] for index in part]) for part in parts], parts, counts)
+
+    def _launch(self, rows: Sequence[Row]) -> CudaFlight:
+        """Rows that share a replay, or launches."""
+        result = self._replayed(rows)
+        if result is not None:
+            wanted = _Wanted.of(rows, self.max_rows, result.picks)
             logits, tokens = result.logits, result.tokens
         else:
-            wanted = _Wanted(places, sampling, list(range(len(places))))
+            wanted = _Wanted.of(rows, self.max_rows)
             logits = self.logits(rows)
             tokens = self._draw(logits, wanted)
         return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted))
+
+    def _replayed(self, rows: Sequence[Row]) -> StepResult | None:
+        """The step as a graph; None where none fits."""
+        if self.graphs is None:
+            return None
+        if any(row.drafted for row in rows):
+            return self.verify_graphs.run(rows)
+        sorted_rows = StepRows.of(rows)
+        return self.graphs.run(sorted_rows) if self.graphs.fits(sorted_rows) else None
 
     def _draw(self, logits: torch.Tensor, wanted: _Wanted) -> torch.Tensor:
         """Greedy and plain draws of all rows, int64 (rows,)."""
@@ -197,7 +319,19 @@ class CudaRunner(TorchRunner):
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Runs the forward of a step kernel by kernel: float32 logits (rows with `sampling`, vocab), in order."""
+        """Runs the forward of a step kernel by kernel: float32 logits (tokens to sample, vocab), row by row."""
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids))  # as attention wants them
+        by_length = [rows[index] for index in order]
+        logits = self._logits(by_length)
+        if order == list(range(len(rows))):
+            return logits
+        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in by_length]
+        ends = np.cumsum(counts)
+        of_row = {index: range(end - count, end) for index, end, count in zip(order, ends, counts, strict=True)}
+        return logits[self._sent([at for index in range(len(rows)) for at in of_row[index]])]
+
+    def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """`logits` of rows in rising length."""
         lengths = [len(row.token_ids) for row in rows]
         ends = np.cumsum(lengths, dtype=np.int64) - 1
         total = int(ends[-1]) + 1
@@ -217,7 +351,12 @@ class CudaRunner(TorchRunner):
         has_axes = self.model.config.rope.sections is not None
         if has_axes:
             parts.append(self._axes(rows, total).reshape(-1))
-        sampling_ends = ends[[row.sampling is not None for row in rows]]
+        of_rows = [
+            np.arange(end - len(row.drafted), end + 1)
+            for row, end in zip(rows, ends, strict=True)
+            if row.sampling is not None
+        ]
+        sampling_ends = np.concatenate(of_rows) if of_rows else ends[:0]
         parts.append(sampling_ends)
         sent = torch.from_numpy(np.concatenate(parts)).pin_memory().to(self.device, non_blocking=True)
         ids, positions = sent[:total], sent[total : 2 * total]
@@ -258,3 +397,17 @@ class CudaRunner(TorchRunner):
         width = self.model.config.hidden_size
         taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (tokens, taps, hidden)
         return DeepStack(tokens, taps.transpose(0, 1).contiguous())
+
+
+def _parts(rows: Sequence[Row]) -> list[list[int]]:
+    """Rows by replay: those with drafts, and whoever else decodes where that adds little to them; and the others."""
+    drafted = [index for index, row in enumerate(rows) if row.drafted]
+    if not drafted:
+        return [list(range(len(rows)))]
+    others = [index for index, row in enumerate(rows) if not row.drafted]
+    plain = [index for index in others if is_decode(rows[index])]
+    width = max(len(rows[index].token_ids) for index in drafted)
+    if len(plain) <= len(drafted) or (len(plain) + len(drafted)) * width <= FREE_TOKENS:
+        drafted += plain
+        others = [index for index in others if not is_decode(rows[index])]
+    return [drafted, others] if others else [sorted(drafted)]

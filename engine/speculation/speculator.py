@@ -96,24 +96,34 @@ class Speculator:
         self._untimed = 0
         self._rest = 0
         self._next_rest = 1
+        self._hope = 0  # the same for the first tokens of answers that may repeat others
+        self._next_hope = 1
 
     @property
     def is_on(self) -> bool:
         """Whether anybody guesses."""
         return bool(self.sources) or self.model is not None
 
-    @property
-    def is_due(self) -> bool:
+    def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
-        can be made: while the last ones were worth checking, and else ever more rarely.
+        can be made: while the last ones were worth checking, and else ever more rarely. In the same way where the first
+        token of an answer is on its way that may repeat an earlier one.
         """
-        return self.is_on and not self._rest
+        if not self.is_on:
+            return False
+        if not self._rest:
+            return True
+        echo = None if self._hope else self._echo
+        return echo is not None and any(
+            new.num_pending and not new.output_ids and echo.remembers(new) for new in running
+        )
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         none = [NO_DRAFTS] * len(sequences)
-        self._rest = self._next_rest
-        if not room or not self.controller.may_draft(len(sequences), is_expected=self._expects(sequences)):
+        is_expected = self._expects(sequences)
+        if not room or not self.controller.may_draft(len(sequences), is_expected=is_expected):
+            self._looked(found=False, is_expected=is_expected)
             return none
         started_s = self._clock()
         candidates: list[Candidate | None] = []
@@ -135,7 +145,7 @@ class Speculator:
         found = any(lengths) or any(by_model)
         self._looking_s = self._clock() - started_s
         self.controller.looked(len(sequences), self._looking_s, found=found)
-        self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
+        self._looked(found=found, is_expected=is_expected)
         return drafts
 
     def draft(self, sequences: Ordered[Sequence], drafts: Ordered[Drafts]) -> list[Drafts]:
@@ -195,7 +205,7 @@ class Speculator:
         gained, self._gained = self._gained, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
-        self._rest = max(self._rest - 1, 0)
+        self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
         if drafting_s == 0.0 and self._is_alike(plan):
             return
         decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
@@ -208,6 +218,12 @@ class Speculator:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0 or tokens > len(decoding):
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+
+    def _looked(self, *, found: bool, is_expected: bool) -> None:
+        """How long an engine that runs ahead need not wait for results again."""
+        self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
+        if is_expected:
+            self._hope = self._next_hope = 1 if found else min(2 * self._next_hope, LONGEST_REST)
 
     def _expects(self, sequences: Ordered[Sequence]) -> bool:
         """Whether an answer has just begun of whose like something is remembered."""

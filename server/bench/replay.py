@@ -8,14 +8,14 @@ tokens as chains do. Nothing here hangs on what the weights say, so random ones 
 drafts. Everything goes through the engine's own loop.
 
     chain   `--length` drafts in a row, always
-    tree    the likeliest `--length` drafts of a tree, always
+    tree    the likeliest `--length` drafts of a tree, always, where the device checks trees
     auto    as the controller decides, from both, once a round that does not count has taught it
 
 Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one)
 and `time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a
 round the middle half of the steps counts, and none that computes prompts.
 
-    beholder bench replay [--model FOLDER] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 7] [--json]
+    beholder bench replay [--model FOLDER] [--device cuda] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from server.bench.figures import table_line
 from server.bench.speculation import Bench, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from engine.core import Engine
     from engine.speculation.lengths import Lengths
@@ -45,7 +45,7 @@ SHAPES: Final = ("chain", "tree", "auto")
 class Script:
     """How text is guessed: see the options of the same names."""
 
-    length: int
+    lengths: list[int]
     branches: int
     second: float
 
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         default=[0.0, 0.5, 0.8, 1.0],
         help="how often guesses are right (default: 0,0.5,0.8,1)",
     )
-    parser.add_argument("--length", type=count, default=7, help="drafts that a step checks (default: 7)")
+    parser.add_argument("--length", type=counts, default=[7], help="drafts that a step checks (default: 7)")
     parser.add_argument("--branches", type=count, default=2, help="tokens that trees guess twice (default: 2)")
     parser.add_argument(
         "--second", type=probability, default=0.5, help="how often the second guess is right (default: 0.5)"
@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=count, default=200, help="tokens of each answer (default: 200)")
     parser.add_argument("--rounds", type=count, default=5, help="rounds of every row (default: 5)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them (default: all)")
+    parser.add_argument("--device", default="auto", help="where it runs (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
@@ -79,10 +80,11 @@ def main(arguments: list[str]) -> int:
         parser.error(f"unknown shapes {', '.join(sorted(unknown))}; expected some of {', '.join(SHAPES)}")
     if options.tokens < 2:
         parser.error("--tokens must be at least 2")
-    bench = ReplayBench(options.model, options.dtype, Script(options.length, options.branches, options.second))
+    places = {"model": options.model, "device": options.device, "dtype": options.dtype}
+    bench = ReplayBench(places, Script(options.length, options.branches, options.second))
     shapes = [shape for shape in options.shapes.split(",") if shape != "tree" or bench.takes_trees]
-    if not bench.max_drafts:
-        print("beholder: the model's device checks no drafts, there is nothing to measure", file=sys.stderr)
+    if not shapes:
+        print("beholder: the model's device checks no trees, there is nothing to measure", file=sys.stderr)
         return 2
     rows = []
     for num_streams in options.streams:
@@ -99,13 +101,11 @@ class ReplayBench(Bench):
     """One loaded model that answers with a text it is given.
 
     Attributes:
-        max_drafts: Most that a step checks in a row.
-        takes_trees: Whether they may be trees.
+        takes_trees: Whether drafts may be trees.
     """
 
-    def __init__(self, model: str, dtype: str, script: Script) -> None:
-        super().__init__({"model": model, "speculation": "auto", "dtype": dtype})
-        self.max_drafts = self._runner.max_drafts
+    def __init__(self, options: Mapping[str, object], script: Script) -> None:
+        super().__init__({"speculation": "auto", **options})
         self.takes_trees = self._runner.takes_trees
         self._guesses = script
         self._taught: dict[float, Lengths] = {}
@@ -113,29 +113,35 @@ class ReplayBench(Bench):
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
     ) -> list[dict[str, Any]]:
-        """The figures of each shape at each accuracy."""
+        """The figures of each shape and length at each accuracy."""
         self._taught.clear()
         asked = [("", "What is written in the picture?")]
         streams = [
             Stream([self._ask(f"{index}", asked, max_tokens=tokens, ignore_eos=True, seed=331 * index)])
             for index in range(num_streams)
         ]
-        wanted = [(shape, accuracy) for accuracy in accuracies for shape in shapes]
-        found: dict[tuple[str, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
+        lengths = self._guesses.lengths
+        wanted = [
+            (shape, length, accuracy)
+            for accuracy in accuracies
+            for shape in shapes
+            for length in (lengths if shape != "auto" else [max(lengths)])
+        ]
+        found: dict[tuple[str, int, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
         for number in range(rounds + 1):
-            for shape, accuracy in wanted:
-                pair = self._plain(streams), self._replay(streams, shape, accuracy, number)
+            for key in wanted:
+                pair = self._plain(streams), self._replay(streams, *key, number)
                 if number:  # the first round teaches
-                    found[shape, accuracy].append(pair)
+                    found[key].append(pair)
             print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
-        return [_row(num_streams, shape, accuracy, pairs) for (shape, accuracy), pairs in found.items()]
+        return [_row(num_streams, shape, length, accuracy, pairs) for (shape, length, accuracy), pairs in found.items()]
 
     def _plain(self, streams: list[Stream]) -> _Steps:
         steps = _Steps()
         self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock))
         return steps
 
-    def _replay(self, streams: list[Stream], shape: str, accuracy: float, seed: int) -> _Steps:
+    def _replay(self, streams: list[Stream], shape: str, length: int, accuracy: float, seed: int) -> _Steps:
         """One round of one row."""
         steps = _Steps()
         text, guesses = self._dictation, self._guesses
@@ -156,7 +162,7 @@ class ReplayBench(Bench):
             if shape == "auto":
                 engine.speculator.controller = self._taught.setdefault(accuracy, Controller())
             else:
-                engine.speculator.controller = Always(guesses.length)
+                engine.speculator.controller = Always(length)
 
         self._run(streams, "auto", text, adjust)
         return steps
@@ -200,7 +206,9 @@ class _Steps:
         return self.tokens / len(self.times_ms) / self.step_ms
 
 
-def _row(num_streams: int, shape: str, accuracy: float, pairs: list[tuple[_Steps, _Steps]]) -> dict[str, Any]:
+def _row(
+    num_streams: int, shape: str, length: int, accuracy: float, pairs: list[tuple[_Steps, _Steps]]
+) -> dict[str, Any]:
     count = sum(len(steps.times_ms) for _, steps in pairs)
     costs = [steps.step_ms / plain.step_ms for plain, steps in pairs]
     speeds = [steps.rate / plain.rate for plain, steps in pairs]
@@ -209,6 +217,7 @@ def _row(num_streams: int, shape: str, accuracy: float, pairs: list[tuple[_Steps
         "streams": num_streams,
         "accuracy": accuracy,
         "drafts": shape,
+        "length": length,
         "drafted/step": sum(steps.drafted for _, steps in pairs) / count / num_streams,
         "tokens/step": sum(steps.tokens for _, steps in pairs) / count / num_streams,
         "plain step ms": statistics.median(plain.step_ms for plain, _ in pairs),

@@ -15,7 +15,7 @@ times are processor time of that thread, since shared machines are noisy; otherw
     slow       the scene drifts, and now and then is another
     cuts       another scene each time
 
-    beholder bench speculation [--model FOLDER] [--draft-model FOLDER | --draft-head FOLDER]
+    beholder bench speculation [--model FOLDER] [--device cuda] [--draft-model FOLDER | --draft-head FOLDER]
                                  [--streams 1,4,16,64] [--rounds 3] [--workloads …] [--json]
 """
 
@@ -109,6 +109,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--always", type=count_from_0, default=0, help="check so many guesses, whatever pays (default: 0, no)"
     )
+    parser.add_argument("--device", default="auto", help="where it runs (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
@@ -116,7 +117,8 @@ def main(arguments: list[str]) -> int:
     if unknown:
         parser.error(f"unknown workloads {', '.join(sorted(unknown))}; expected some of {', '.join(WORKLOADS)}")
     drafters = {"draft_model": options.draft_model, "draft_head": options.draft_head}
-    bench = Bench({"model": options.model, "speculation": options.mode, "dtype": options.dtype, **drafters})
+    places = {"model": options.model, "device": options.device, "dtype": options.dtype}
+    bench = Bench({"speculation": options.mode, **places, **drafters})
     rows = []
     for name in options.workloads.split(","):
         for streams in options.streams:
@@ -143,7 +145,7 @@ class Bench:
         self._config = msgspec.structs.replace(config, max_waiting=1024, max_waiting_tokens=10**9)
         self._runner = load_runner(self._config)
         self._runner.warm_up()
-        self._clock = clock_of(config.device)
+        self._clock = clock_of(self._runner.slot_table.device.type)
         self._preparer = Preparer(self._settings.preprocess_config(), None)
         gc.freeze()  # as the engine process does
         self._learnt = self._controller()

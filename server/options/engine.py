@@ -45,7 +45,7 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         float,
         Option(
             "Target for the time between tokens of running streams: a step takes no more of new pictures and prompts "
-            "than fits; 0: 1.3 times a step without any and at least 20 ms, on a GPU as long as it takes.",
+            "than fits; 0: 1.3 times a step without any, and at least 20 ms on a CPU and 5 ms on a GPU.",
             unit="ms",
             low=0,
             high=600_000,
@@ -88,8 +88,8 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         Option(
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
             "earlier answers (echo), the answer's grammar, what the model keeps saying (habit), a smaller model "
-            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays, and on a GPU "
-            "none yet. No guess changes an answer."
+            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays. On a GPU no "
+            "model guesses yet. No guess changes an answer."
         ),
     ] = "auto"
     draft_model: Annotated[

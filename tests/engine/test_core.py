@@ -208,11 +208,3 @@ def test_stats_count() -> None:
     assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (32, 9)
     assert (stats.vision_queries, stats.vision_hits) == (2, 1)
     assert stats.vision_cache_bytes == 4 * FakeRunner.embedding_bytes
-    assert stats.device_allocated_bytes == 0
-
-
-def test_stats_tell_what_tensors_take_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
-    device = driver.engine.runner.slot_table.device
-    monkeypatch.setattr("engine.core.allocated_memory", {device: 7 << 30}.__getitem__)
-    assert driver.engine.stats().device_allocated_bytes == 7 << 30

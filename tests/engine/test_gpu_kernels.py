@@ -32,17 +32,17 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 2048), (7, 48), (65, 1536)])
 def test_the_sum_is_kept_and_normalised(dtype: torch.dtype, tokens: int, width: int) -> None:
-    from engine.gpu.ops import add_rms_norm
+    from preprocess.blocks.gpu_kernels import rms_norm
 
     x, residual = _random(tokens, width, dtype=dtype), _random(tokens, width, dtype=dtype, seed=1)
     weight = _random(width, dtype=dtype, seed=2)
     total = x + residual
     kept = residual.clone()
-    normed = add_rms_norm(x, kept, weight, 1e-6)
+    normed = rms_norm(x, weight, 1e-6, into=kept)
     assert torch.equal(kept, total)
     _close(normed, F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     untouched = kept.clone()
-    _close(add_rms_norm(None, kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
+    _close(rms_norm(kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     assert torch.equal(kept, untouched)
 
 
@@ -85,10 +85,13 @@ def test_heads_are_normalised_rotated_and_written(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 6144), (3, 100), (65, 1500)])
 def test_gates_close(dtype: torch.dtype, tokens: int, inner: int) -> None:
-    from engine.gpu.ops import silu_mul
+    from preprocess.blocks.gpu_kernels import silu_mul
 
     both = _random(tokens, 2 * inner, dtype=dtype)
     _close(silu_mul(both), F.silu(both[:, :inner].double()) * both[:, inner:].double(), dtype)
+    bias = _random(2 * inner, dtype=dtype, seed=1)
+    gate, up = (both.double() + bias.double()).chunk(2, dim=1)
+    _close(silu_mul(both, bias), F.silu(gate) * up, dtype)
 
 
 def test_slots_of_several_sequences_stand_in_line() -> None:
@@ -266,10 +269,9 @@ def test_few_rows_are_multiplied_as_many_are(
     x, weight = _random(tokens, inputs, dtype=dtype), _random(outputs, inputs, dtype=dtype, seed=1)
     bias = _random(outputs, dtype=dtype, seed=2)
     exact = x.double() @ weight.double().T
-    parts = skinny(x, weight, None, tiles)
-    whole = parts.sum(0) if splits > 1 else parts
-    _close(whole, exact, torch.float32 if splits > 1 and not INTERPRETED else dtype)
-    if splits == 1:
-        _close(skinny(x, weight, bias, tiles), exact + bias.double(), dtype)
-        gate, up = exact.chunk(2, dim=1)
-        _close(skinny_gate_up(x, weight, tiles), F.silu(gate) * up, dtype)
+    for added, wanted in ((None, exact), (bias, exact + bias.double())):
+        parts = skinny(x, weight, added, tiles)
+        whole = parts.sum(0) if splits > 1 else parts
+        _close(whole, wanted, torch.float32 if splits > 1 and not INTERPRETED else dtype)
+        gate, up = wanted.chunk(2, dim=1)
+        _close(skinny_gate_up(x, weight, added, tiles), F.silu(gate) * up, dtype)

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from engine.speculation.controller import Controller
+from engine.speculation.lengths import Always
+from preprocess.wire import EngineRequest
 from tests.engine.driving import Driver, request
 from tests.engine.fake_runner import LateRunner, reference
 
@@ -135,6 +137,34 @@ def test_looking_for_guesses_that_never_come_hardly_ever_waits() -> None:
     driver.run(*wanted)
     assert runner.late.num_launches > 500
     assert runner.late.num_ahead > 0.96 * runner.late.num_launches
+
+
+def _in_session(name: str, prompt: list[int], max_tokens: int = 60) -> EngineRequest:
+    return msgspec.structs.replace(request(name, prompt, max_tokens=max_tokens), session_id="camera")
+
+
+def test_an_answer_that_repeats_the_last_one_is_guessed_from_its_first_token_on() -> None:
+    """Although nobody has found guesses for long, and steps run ahead."""
+    runner = LateRunner(num_slots=2000, max_positions=600)
+    driver = Driver(runner, speculation="echo")
+    driver.engine.speculator.controller = Always(15)
+    driver.run(_in_session("first", TEXT), request("long", TEXT[::-1], max_tokens=400))
+    launches = runner.late.num_launches
+    told = driver.run(_in_session("second", TEXT))["second"]
+    assert told.ids == reference(_in_session("first", TEXT), max_context=600)[0]
+    assert runner.late.num_launches - launches <= 2 + 60 // 16
+    assert told.usage.accepted_prediction_tokens > 50
+
+
+def test_answers_that_never_repeat_are_hardly_ever_waited_for() -> None:
+    """Short ones, of which each begins with a token that might be waited for."""
+    runner = LateRunner(num_slots=2000, max_positions=600)
+    driver = Driver(runner, speculation="echo")
+    for number in range(200):
+        driver.run(_in_session(f"r{number}", [*TEXT[:4], *divmod(number, 40)], max_tokens=9))
+    decodes = runner.late.num_launches - 200
+    assert decodes == 200 * 8
+    assert runner.late.num_ahead > 0.97 * decodes
 
 
 def test_guesses_that_pay_are_noticed_while_steps_run_ahead() -> None:

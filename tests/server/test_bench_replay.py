@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.bench.replay import main
+from tests.engine.simulated_gpu import load_simulated, no_device, simulate
 
 
 def test_tokens_a_step_follow_from_the_script(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +23,21 @@ def test_tokens_a_step_follow_from_the_script(tiny_model: Path, capsys: pytest.C
             assert right["tokens/step"] > 3.0
             assert wrong["drafted/step"] > 2.5
             assert wrong["tokens/step"] <= 1.0 if shape == "chain" else wrong["tokens/step"] > 1.5
+
+
+@no_device
+def test_a_gpu_checks_chains_of_every_length(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(monkeypatch)
+    monkeypatch.setattr("engine.load.load_runner", lambda config: load_simulated(tiny_model, max_rows=4))
+    arguments = f"--model {tiny_model} --streams 3 --accuracy 0.8 --length 1,7 --tokens 60 --rounds 1 --json"
+    assert main(arguments.split()) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["drafts"], row["length"]) for row in rows] == [("chain", 1), ("chain", 7), ("auto", 7)]
+    short, long, _ = rows
+    assert short["drafted/step"] == pytest.approx(1.0, abs=0.2)
+    assert 1.5 < short["tokens/step"] < 2.0 < long["tokens/step"] < 6.0
 
 
 @pytest.mark.parametrize("wrong", ["--accuracy 1.5", "--length 0", "--shapes bush"])

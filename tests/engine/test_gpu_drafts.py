@@ -1,0 +1,210 @@
+"""Drafts on a GPU: graphs of steps that check them compute what kernels compute, size by size, and an engine says with
+them what it says without.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES
+
+from engine.batch import Row, RowSampling
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.sampling import sample
+from engine.speculation.lengths import Always
+from engine.speculation.replay import Replay
+from preprocess.wire import SamplingParams
+from tests.engine.gpu import needs_gpu
+from tests.engine.test_gpu_runner import (  # noqa: F401
+    GREEDY,
+    ROWS,
+    _answer,
+    _error,
+    _ids,
+    _load,
+    _requests,
+    folder,
+    runner,
+    served,
+)
+
+pytestmark = needs_gpu
+
+PROMPT = 20
+
+
+def _start(row: int) -> int:
+    return PROMPT + 9 * row
+
+
+def _checked(row: int, num_drafts: int, sampling: RowSampling = GREEDY, start: int | None = None) -> Row:
+    """A decode row with guesses."""
+    token_ids = _ids(50 + row, 1 + num_drafts)
+    drafted = [
+        RowSampling(sampling.params, sampling.output_index + 1 + index, (), token_ids[1 : 2 + index])
+        for index in range(num_drafts)
+    ]
+    first = _start(row) if start is None else start
+    return Row(row, first, token_ids, sampling, position_delta=7 * (row % 3), drafted=drafted)
+
+
+def _sizes(most: int, width: int) -> list[int]:
+    from engine.gpu.verify_graphs import MOST_TOKENS, row_sizes
+
+    return [size for size in row_sizes(most) if size * width <= MOST_TOKENS]
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+def test_graphs_of_all_sizes_compute_what_kernels_compute(runner: Any, width: int) -> None:  # noqa: F811
+    """With fewer drafts in some rows, and none in others; nothing is written but the rows' own slots."""
+    runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(ROWS)])
+    for size in _sizes(ROWS, width):
+        for count in {size, max(1, size - 1)}:
+            drafts = [(width - 1 - 3 * row) % width for row in range(count)]
+            rows = [_checked(row, number) for row, number in enumerate(drafts)]
+            assert runner.verify_graphs.size_of(rows) is not None
+            before, future = runner.kv_pool.clone(), runner._future.clone()
+            with torch.inference_mode():
+                result = runner.verify_graphs.run(rows)
+                replayed, drawn = result.logits[result.picks].clone(), result.tokens[result.picks].clone()
+            written = runner.kv_pool.clone()
+            changed = (written != before).flatten(2).any(2).any(0).nonzero().flatten().tolist()
+            own = {1 + 300 * row.table_row + row.start + at for row in rows for at in range(len(row.token_ids))}
+            assert set(changed) <= own | {0}
+            with torch.inference_mode():
+                eager = runner.logits(rows)
+            assert _error(replayed, eager) < 1e-2, (size, width)
+            assert _error(written[:, 1:], runner.kv_pool[:, 1:]) < 1e-2
+            assert torch.equal(drawn, replayed.max(-1).indices)
+            first = 0
+            for row, number in enumerate(drafts):  # what stands last of several only the host can say
+                assert runner._future[row] == (future[row] if number else drawn[first]), (row, number)
+                first += 1 + number
+
+
+def test_drafts_beside_prompts_and_many_plain_rows(runner: Any) -> None:  # noqa: F811
+    """In two replays, in any order of the rows; rows come out as kernel by kernel."""
+    runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(ROWS)])
+    rows = [
+        *(Row(row, _start(row), [100 + row], GREEDY) for row in range(3, ROWS - 2)),
+        _checked(0, 15),
+        Row(ROWS - 1, 0, _ids(9, 30), GREEDY),
+        _checked(1, 2),
+        Row(ROWS - 2, 0, _ids(8, 9), None),
+    ]
+    wanted = [how for row in rows if row.sampling for how in (row.sampling, *row.drafted)]
+    for seed in range(3):
+        random.Random(seed).shuffle(rows)
+        with torch.inference_mode():
+            eager = runner.logits(rows).max(-1)
+            second = runner.logits(rows).topk(2).values
+        sure = (second[:, 0] - second[:, 1] > 0.05).tolist()
+        found = [token.token_id for token in runner.step(rows)]
+        assert len(found) == len(wanted)
+        expected = eager.indices.tolist()
+        assert [a for a, is_sure in zip(found, sure, strict=True) if is_sure] == [
+            b for b, is_sure in zip(expected, sure, strict=True) if is_sure
+        ]
+
+
+ODD = [
+    SamplingParams(max_tokens=30, temperature=1.0, seed=4),
+    SamplingParams(max_tokens=30, temperature=0.7, seed=5, top_k=20, top_p=0.8),
+    SamplingParams(max_tokens=30, temperature=0.7, seed=5, top_p=0.8, min_p=0.01),
+    SamplingParams(max_tokens=30, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.2),
+    SamplingParams(max_tokens=30, temperature=0.0, logprobs=3),
+]
+
+
+def test_each_token_is_drawn_as_its_place_in_the_answer_asks(runner: Any) -> None:  # noqa: F811
+    """From the step's own logits: whatever way of drawing, each draft has its own noise and its own penalties."""
+    runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(ROWS)])
+    rows = [_checked(row, (3, 0, 5, 7, 2)[row], RowSampling(params, 11)) for row, params in enumerate(ODD)]
+    with torch.inference_mode():
+        result = runner.verify_graphs.run(rows)
+        logits = result.logits[result.picks].clone()
+    wanted = [how for row in rows if row.sampling for how in (row.sampling, *row.drafted)]
+    assert [token.token_id for token in runner.step(rows)] == [token.token_id for token in sample(logits, wanted)]
+
+
+def test_a_sequence_shorter_than_a_graph_is_wide_is_computed_kernel_by_kernel(runner: Any) -> None:  # noqa: F811
+    runner.step([Row(0, 0, _ids(1, 3), GREEDY)])
+    row = _checked(0, 9, start=3)
+    assert runner.verify_graphs.size_of([row]) is None
+    with torch.inference_mode():
+        expected = runner.logits([row]).max(-1).indices.tolist()
+    assert [token.token_id for token in runner.step([row])] == expected
+
+
+def test_a_size_is_captured_when_it_first_comes(runner: Any) -> None:  # noqa: F811
+    from engine.gpu.verify_graphs import VerifyGraphs
+
+    fresh = VerifyGraphs(runner._decoder, runner._attention, runner.padded_table, runner._future, runner.graphs.memory)
+    assert fresh._buffers is None
+    assert not fresh._captured
+    runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(3)])
+    for _ in range(2):
+        fresh.run([_checked(row, 2) for row in range(3)])
+        assert list(fresh._captured) == [(3, 4)]
+
+
+def test_without_memory_for_a_graph_steps_run_without_it(
+    runner: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine.gpu.verify_graphs import VerifyGraphs
+
+    fresh = VerifyGraphs(runner._decoder, runner._attention, runner.padded_table, runner._future, runner.graphs.memory)
+
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("engine.gpu.verify_graphs.Graph", lacking)
+    monkeypatch.setattr(runner, "verify_graphs", fresh)
+    runner.step([Row(0, 0, _ids(1, PROMPT), GREEDY)])
+    row = _checked(0, 2, start=PROMPT)
+    with torch.inference_mode():
+        expected = runner.logits([row]).max(-1).indices.tolist()
+    assert [token.token_id for token in runner.step([row])] == expected
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl"])
+def test_in_float32_torch_checks_chains_and_trees_as_on_the_cpu(family: str, tmp_path: Path) -> None:
+    model = FAMILIES[family](tmp_path)
+    found = []
+    for device in ("cuda", "cpu"):
+        loaded = _load(model, device, "float32")
+        loaded.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(4)])
+        tree = _checked(2, 5)
+        rows = [
+            _checked(0, 3),
+            Row(1, _start(1), [101], GREEDY),
+            replace(tree, parents=(0, 0, 1, 2, 1)),
+            _checked(3, 7),
+        ]
+        found.append([token.token_id for token in loaded.step(rows)])
+    assert found[0] == found[1]
+    assert len(found[0]) == 4 + 1 + 6 + 8
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 15])
+def test_an_engine_with_drafts_serves_every_request(served: Any, length: int) -> None:  # noqa: F811
+    """Good guesses and bad ones; texts may part where types round, but ends and bookkeeping do not."""
+    config = EngineConfig("", prefix_cache=False, check=True, max_running=ROWS, speculation="none")
+    plain = _answer(Engine(config, served), *_requests())
+    engine = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), served)
+    engine.speculator.controller = Always(length)
+    engine.speculator.sources = [Replay(plain, 0.8, served.vocab_size)]
+    told = _answer(engine, *_requests())
+    assert {name: len(ids) for name, ids in told.items()}.items() >= {"r0": 30, "r1": 25, "r4": 20, "r5": 9}.items()
+    same = sum(told[name][:8] == ids[:8] for name, ids in plain.items())
+    assert same >= len(plain) - 2
+    assert engine.speculator.accepted["replay"] > 20
+    assert served.verify_graphs._captured
+    assert engine.stats().kv_slots_used == 0
