@@ -39,7 +39,7 @@ class ExpertTiles:
     down: Tiles
 
 
-ROUTER: Final = Tiles(columns=16, depth=128, splits=8, warps=4, stages=2)
+ROUTER: Final = Tiles(columns=16, depth=128, splits=8, warps=4, stages=2, fetched=2)
 FEW: Final = ExpertTiles(16, Tiles(columns=32, depth=128, stages=3), Tiles(columns=32, depth=128, stages=3))
 SOME: Final = ExpertTiles(16, Tiles(columns=32, depth=128, stages=3), Tiles(columns=64, depth=128, stages=3))
 MANY: Final = ExpertTiles(64, Tiles(columns=64, depth=64, stages=3), Tiles(columns=128, depth=64, stages=3))
