@@ -112,7 +112,11 @@ class Modules:
             self.is_final = True
             return
         if self._building is None:
-            self._building = _start_build(self._dtype, self._head_dim)
+            try:
+                self._building = _start_build(self._dtype, self._head_dim)
+            except OSError:  # such as too many processes
+                logger.warning("prompts are read without FlashInfer's Hopper kernel", exc_info=True)
+                self.is_final = True
         elif self._building.poll() is not None:
             self._take_built(self._building.returncode)
 

@@ -137,7 +137,7 @@ class HopperModule(PlainModule):
     def plan(self, *arguments: Any) -> list[int]:
         """See `PlainModule.plan`; without the last four arguments."""
         assert len(arguments) == 16
-        return super().plan(*arguments)
+        return super().plan(*arguments, -1, True, 0, 0)
 
     def paged_run(self, *arguments: Any) -> None:
         """See `PlainModule.paged_run`."""

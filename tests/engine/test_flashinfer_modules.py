@@ -134,6 +134,21 @@ def test_without_it_the_other_kernel_serves(
     assert "without FlashInfer's Hopper kernel" in caplog.text
 
 
+def test_a_compiler_that_cannot_be_started_is_not_tried_again(
+    specs: dict[str, Spec], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(dtype: torch.dtype, head_dim: int) -> Build:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(flashinfer_modules, "_start_build", fails)
+    modules = _modules()
+    modules.look()
+    modules.look()
+    assert modules.is_final
+    assert modules.hopper is None
+    assert caplog.text.count("without FlashInfer's Hopper kernel") == 1
+
+
 def test_a_broken_cache_is_compiled_anew(specs: dict[str, Spec], builds: list[Build]) -> None:
     specs[HOPPER].is_compiled, specs[HOPPER].works = True, False
     modules = _modules()
