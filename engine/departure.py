@@ -27,23 +27,29 @@ class Departed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A plan that has been sent. `started_s`: when its scheduling began."""
+    """A plan that has been sent. `started_s`: when its scheduling began. `is_ahead`: while another was in flight."""
 
     plan: Plan
     departed: list[Departed]
     started_s: float
+    is_ahead: bool
 
     @property
     def has_drafts(self) -> bool:
         """Whether a sequence may get more than one token of it."""
         return any(part.chunk.drafts for part in self.departed)
 
+    @property
+    def needs_results(self) -> bool:
+        """Whether those before had to be there first, whoever guesses."""
+        return any(part.chunk.sequence.needs_results for part in self.departed)
+
     def drafts_in_flight(self) -> dict[int, int]:
         """How many positions beyond what counts as computed are being checked, by serial of the sequence."""
         return {part.chunk.sequence.serial: len(part.chunk.drafts) for part in self.departed if part.is_awaited}
 
 
-def depart(plan: Plan, chunks: list[Chunk], started_s: float) -> Batch:
+def depart(plan: Plan, chunks: list[Chunk], started_s: float, *, is_ahead: bool = False) -> Batch:
     """The batch of these chunks of a plan. Their positions, but for drafts, count as computed from here on, and one
     token of each that samples as coming.
     """
@@ -53,4 +59,4 @@ def depart(plan: Plan, chunks: list[Chunk], started_s: float) -> Batch:
         departed.append(Departed(chunk, not sequence.is_decoding, sequence.num_retracted))
         sequence.num_computed += chunk.count - len(chunk.drafts)
         sequence.num_pending += chunk.samples
-    return Batch(plan, departed, started_s)
+    return Batch(plan, departed, started_s, is_ahead)

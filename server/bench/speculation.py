@@ -200,10 +200,12 @@ class Bench:
 
     def _controller(self) -> Controller:
         """One that knows nothing yet."""
+        from engine.batch import OverlappedRunner
         from engine.speculation.controller import Controller
 
-        drafter = self._runner.drafter
-        return Controller() if drafter is None else Controller(drafter.cost, drafter.late_cost)
+        drafter, waits = self._runner.drafter, isinstance(self._runner, OverlappedRunner)
+        costs = () if drafter is None else (drafter.cost, drafter.late_cost)
+        return Controller(*costs, waits=waits)
 
     # ---- workloads ---------------------------------------------------------------------------------------------------
 

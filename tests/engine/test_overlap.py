@@ -19,8 +19,8 @@ TEXT = [1, 2, 3, 4, 5, 6]
 class Watched(Controller):
     """A controller, and the steps that it was told of."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, waits: bool = True) -> None:
+        super().__init__(waits=waits)
         self.steps: list[tuple[int, int, int, float]] = []
 
     def stepped(
@@ -163,7 +163,7 @@ def test_answers_that_never_repeat_are_hardly_ever_waited_for() -> None:
     for number in range(200):
         driver.run(_in_session(f"r{number}", [*TEXT[:4], *divmod(number, 40)], max_tokens=9))
     decodes = runner.late.num_launches - 200
-    assert decodes == 200 * 8
+    assert decodes > 200 * 8 - 20  # few guesses were right
     assert runner.late.num_ahead > 0.97 * decodes
 
 
@@ -207,6 +207,25 @@ def test_a_batch_takes_from_the_results_before_it_to_its_own() -> None:
     told = driver.finish()["r"]
     assert all(gained < tokens for _, tokens, gained, _ in controller.steps)
     assert sum(gained for _, _, gained, _ in controller.steps) == told.usage.accepted_prediction_tokens > 100
+
+
+def test_what_waiting_for_results_adds_is_not_taken_for_a_plain_steps_time() -> None:
+    """While drafts are checked a plain step now and then tells what that takes: one that ran ahead, as all would."""
+    runner = LateRunner(num_slots=3000, max_positions=1200)
+    driver = Driver(runner)
+
+    def compute() -> None:
+        driver.now_s += 0.002 if len(runner.late.in_flight) > 1 else 0.004
+
+    runner.late.before_result = compute
+    wanted = request("r", TEXT, max_tokens=1100)
+    driver.draft(0.9, 3).answers = {"r": reference(wanted, max_context=1200)[0]}
+    controller = driver.engine.speculator.controller = Watched()
+    told = driver.run(wanted)["r"]
+    assert told.usage.accepted_prediction_tokens > 400
+    plain = [elapsed_s for rows, tokens, _, elapsed_s in controller.steps if tokens == rows]
+    assert len(plain) > 2
+    assert plain == pytest.approx([0.003] * len(plain))
 
 
 @pytest.mark.parametrize("way", ["abort", "stop", "retract", "reset"])
