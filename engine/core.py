@@ -287,7 +287,9 @@ class Engine:
         else:
             flight = self._execution.launch(self._overlapped, chunks)
             if flight is not None:
-                batch = depart(plan, chunks, start_s, is_ahead=self._flying is not None)
+                waits = any(chunk.drafts or chunk.sequence.needs_results for chunk in chunks)
+                is_usual = (waits or self._flying is not None) and not flight.is_first
+                batch = depart(plan, chunks, start_s, is_usual=is_usual)
                 self._land()
                 self._flying = flight, batch
                 return
@@ -345,8 +347,7 @@ class Engine:
         elapsed_s, self._landed_s = landed_s - max(batch.started_s, self._landed_s), landed_s
         self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s, self.speculator.drafting_s)
         if self.speculator.is_on:
-            is_usual = self._overlapped is None or batch.is_ahead or batch.has_drafts or batch.needs_results
-            self.speculator.stepped(batch.plan, elapsed_s, is_usual=is_usual)
+            self.speculator.stepped(batch.plan, elapsed_s, is_usual=batch.is_usual)
 
     def _keep_path(self, chunk: Chunk, standing: list[SampledToken]) -> None:
         """Put the slots of those drafts of a tree that stand in the order of the text; the others come behind."""

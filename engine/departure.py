@@ -27,29 +27,26 @@ class Departed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A plan that has been sent. `started_s`: when its scheduling began. `is_ahead`: while another was in flight."""
+    """A plan that has been sent. `started_s`: when its scheduling began. `is_usual`: it takes as long as steps like it
+    do, not waiting for results only so that guesses could be looked for, nor making something ready for later ones.
+    """
 
     plan: Plan
     departed: list[Departed]
     started_s: float
-    is_ahead: bool
+    is_usual: bool
 
     @property
     def has_drafts(self) -> bool:
         """Whether a sequence may get more than one token of it."""
         return any(part.chunk.drafts for part in self.departed)
 
-    @property
-    def needs_results(self) -> bool:
-        """Whether those before had to be there first, whoever guesses."""
-        return any(part.chunk.sequence.needs_results for part in self.departed)
-
     def drafts_in_flight(self) -> dict[int, int]:
         """How many positions beyond what counts as computed are being checked, by serial of the sequence."""
         return {part.chunk.sequence.serial: len(part.chunk.drafts) for part in self.departed if part.is_awaited}
 
 
-def depart(plan: Plan, chunks: list[Chunk], started_s: float, *, is_ahead: bool = False) -> Batch:
+def depart(plan: Plan, chunks: list[Chunk], started_s: float, *, is_usual: bool = True) -> Batch:
     """The batch of these chunks of a plan. Their positions, but for drafts, count as computed from here on, and one
     token of each that samples as coming.
     """
@@ -59,4 +56,4 @@ def depart(plan: Plan, chunks: list[Chunk], started_s: float, *, is_ahead: bool 
         departed.append(Departed(chunk, not sequence.is_decoding, sequence.num_retracted))
         sequence.num_computed += chunk.count - len(chunk.drafts)
         sequence.num_pending += chunk.samples
-    return Batch(plan, departed, started_s, is_ahead)
+    return Batch(plan, departed, started_s, is_usual)

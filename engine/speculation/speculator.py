@@ -203,8 +203,8 @@ class Speculator:
         drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = [], None, None, NO_DRAFTS
 
     def stepped(self, plan: Plan, elapsed_s: float, *, is_usual: bool = True) -> None:
-        """A step took so long, from scheduling or the results of the one before it to its own results. Not `is_usual`:
-        it ran behind the one before, so that guesses could be looked for, where else it would have run beside it.
+        """A step took so long, from scheduling or the results of the one before it to its own results. `is_usual`: see
+        `Batch`.
         """
         gained, self._gained = self._gained, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0

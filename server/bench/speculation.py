@@ -395,6 +395,7 @@ class DictatedFlight:
     """See `engine.batch.Flight`."""
 
     def __init__(self, flight: Flight, told: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
+        self.is_first = flight.is_first
         self._flight = flight
         self._told = told
 

@@ -12,6 +12,7 @@ from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest
 from tests.engine.driving import Driver, request
 from tests.engine.fake_runner import LateRunner, reference
+from tests.engine.late_results import LateFlight
 
 TEXT = [1, 2, 3, 4, 5, 6]
 
@@ -226,6 +227,30 @@ def test_what_waiting_for_results_adds_is_not_taken_for_a_plain_steps_time() -> 
     plain = [elapsed_s for rows, tokens, _, elapsed_s in controller.steps if tokens == rows]
     assert len(plain) > 2
     assert plain == pytest.approx([0.003] * len(plain))
+
+
+def test_what_making_something_ready_takes_is_not_taken_for_a_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is captured for a step, for one."""
+    runner = LateRunner(num_slots=2000, max_positions=400)
+    driver = Driver(runner)
+    widths: set[int] = set()
+
+    def compute() -> None:
+        width = sum(tokens for _, _, tokens in runner.steps[-1])
+        driver.now_s += 0.002 if width in {1, *widths} else 0.1
+        widths.add(width)
+
+    runner.late.before_result = compute
+    monkeypatch.setattr(
+        LateFlight, "is_first", property(lambda flight: sum(n for _, _, n in runner.steps[-1]) not in {1, *widths})
+    )
+    wanted = request("r", TEXT, max_tokens=300)
+    driver.draft(0.9, 15).answers = {"r": reference(wanted, max_context=400)[0]}
+    controller = driver.engine.speculator.controller = Watched()
+    told = driver.run(wanted)["r"]
+    assert told.usage.accepted_prediction_tokens > 150
+    assert len(widths) > 2
+    assert max(elapsed_s for _, _, _, elapsed_s in controller.steps) < 0.01
 
 
 @pytest.mark.parametrize("way", ["abort", "stop", "retract", "reset"])
