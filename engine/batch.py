@@ -206,7 +206,15 @@ class Runner(Protocol):
 
 
 class Flight(Protocol):
-    """A batch that has been launched."""
+    """A batch that has been launched.
+
+    Attributes:
+        is_first: Whether something was made ready for it that the next of its shape finds ready: what it took says
+            nothing of those.
+    """
+
+    @property
+    def is_first(self) -> bool: ...
 
     def result(self) -> list[SampledToken]:
         """Waits for the batch; then as `Runner.step`."""

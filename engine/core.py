@@ -90,14 +90,21 @@ class Engine:
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
         model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
+        self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self.speculator = Speculator(
-            config.speculation, runner.max_drafts, runner.vocab_size, model, takes_trees=runner.takes_trees, clock=clock
+            config.speculation,
+            runner.max_drafts,
+            runner.vocab_size,
+            model,
+            takes_trees=runner.takes_trees,
+            waits=self._overlapped is not None,
+            clock=clock,
         )
         self.budget = StepBudget(
             costs,
             config.itl_target_ms / 1e3,
             config.ttft_target_ms / 1e3,
-            overlaps=isinstance(runner, OverlappedRunner),
+            overlaps=self._overlapped is not None,
         )
         self.scheduler = Scheduler(
             self.kv,
@@ -114,7 +121,6 @@ class Engine:
             Limits(self.max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
         self.grammars = grammars or Grammars(config.model, runner.vocab_size)
-        self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self._flying: tuple[Flight, Batch] | None = None
         self._landed_s = 0.0
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock, self.budget)
@@ -286,7 +292,9 @@ class Engine:
         else:
             flight = self._execution.launch(self._overlapped, chunks)
             if flight is not None:
-                batch = depart(plan, chunks, start_s)
+                waits = any(chunk.drafts or chunk.sequence.needs_results for chunk in chunks)
+                is_usual = (waits or self._flying is not None) and not flight.is_first
+                batch = depart(plan, chunks, start_s, is_usual=is_usual)
                 self._land()
                 self._flying = flight, batch
                 return
@@ -344,7 +352,7 @@ class Engine:
         elapsed_s, self._landed_s = landed_s - max(batch.started_s, self._landed_s), landed_s
         self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s, self.speculator.drafting_s)
         if self.speculator.is_on:
-            self.speculator.stepped(batch.plan, elapsed_s)
+            self.speculator.stepped(batch.plan, elapsed_s, is_usual=batch.is_usual)
 
     def _keep_path(self, chunk: Chunk, standing: list[SampledToken]) -> None:
         """Put the slots of those drafts of a tree that stand in the order of the text; the others come behind."""

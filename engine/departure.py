@@ -27,11 +27,14 @@ class Departed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A plan that has been sent. `started_s`: when its scheduling began."""
+    """A plan that has been sent. `started_s`: when its scheduling began. `is_usual`: it takes as long as steps like it
+    do, not waiting for results only so that guesses could be looked for, nor making something ready for later ones.
+    """
 
     plan: Plan
     departed: list[Departed]
     started_s: float
+    is_usual: bool
 
     @property
     def has_drafts(self) -> bool:
@@ -43,7 +46,7 @@ class Batch(NamedTuple):
         return {part.chunk.sequence.serial: len(part.chunk.drafts) for part in self.departed if part.is_awaited}
 
 
-def depart(plan: Plan, chunks: list[Chunk], started_s: float) -> Batch:
+def depart(plan: Plan, chunks: list[Chunk], started_s: float, *, is_usual: bool = True) -> Batch:
     """The batch of these chunks of a plan. Their positions, but for drafts, count as computed from here on, and one
     token of each that samples as coming.
     """
@@ -53,4 +56,4 @@ def depart(plan: Plan, chunks: list[Chunk], started_s: float) -> Batch:
         departed.append(Departed(chunk, not sequence.is_decoding, sequence.num_retracted))
         sequence.num_computed += chunk.count - len(chunk.drafts)
         sequence.num_pending += chunk.samples
-    return Batch(plan, departed, started_s)
+    return Batch(plan, departed, started_s, is_usual)

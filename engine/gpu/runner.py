@@ -50,9 +50,13 @@ class CudaFlight:
         tokens: int64, of all samples of the step.
         picks: Which of those each row with `sampling` is.
         known: By index among these rows, what the host has drawn already.
+        is_first: See `engine.batch.Flight`.
     """
 
-    def __init__(self, tokens: torch.Tensor, picks: list[int], known: dict[int, SampledToken]) -> None:
+    def __init__(
+        self, tokens: torch.Tensor, picks: list[int], known: dict[int, SampledToken], *, is_first: bool = False
+    ) -> None:
+        self.is_first = is_first
         self._picks = picks
         self._known = known
         self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -78,6 +82,7 @@ class JoinedFlight:
     """
 
     def __init__(self, flights: list[CudaFlight], parts: list[list[int]], counts: list[int]) -> None:
+        self.is_first = any(flight.is_first for flight in flights)
         self._flights = flights
         self._parts = parts
         self._counts = counts
@@ -260,7 +265,8 @@ class CudaRunner(TorchRunner):
             wanted = _Wanted.of(rows, self.max_rows)
             logits = self.logits(rows)
             tokens = self._draw(logits, wanted)
-        return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted))
+        is_first = result is not None and result.is_first
+        return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted), is_first=is_first)
 
     def _replayed(self, rows: Sequence[Row]) -> StepResult | None:
         """The step as a graph; None where none fits."""

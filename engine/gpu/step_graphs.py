@@ -134,12 +134,13 @@ class StepRows:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step left on the device, until the next one: logits (samples, vocab) and tokens (samples,), and which of
-    the samples each row with `sampling` is.
+    the samples each row with `sampling` is. `is_first`: it was captured for this step.
     """
 
     logits: torch.Tensor
     tokens: torch.Tensor
     picks: list[int]
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

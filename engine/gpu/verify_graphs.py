@@ -142,7 +142,8 @@ class VerifyGraphs:
         if size is None:
             return None
         layout = VerifyLayout(*size)
-        if size not in self._captured:
+        is_first = size not in self._captured
+        if is_first:
             self._captured[size] = self._capture(layout)
         captured = self._captured[size]
         if captured is None:
@@ -151,7 +152,7 @@ class VerifyGraphs:
         if list(plan) != captured.plan:
             raise RuntimeError(f"a step of {size[0]} rows of {size[1]} was captured for another plan of attention")
         captured.graph.replay()
-        return StepResult(*captured.graph.result, picks)
+        return StepResult(*captured.graph.result, picks, is_first)
 
     def _send(self, rows: Sequence[Row], layout: VerifyLayout) -> tuple[Any, list[int]]:
         """Inputs and the plan of attention to the device; the plan, and which tokens are the rows'."""

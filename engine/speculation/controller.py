@@ -76,10 +76,11 @@ class Controller:
 
     Args:
         model_cost, late_cost: See `Drafter.cost`; None where no model guesses. See `Drafter.late_cost`; None: the same.
+        waits: See `StepTimes`.
     """
 
-    def __init__(self, model_cost: float | None = None, late_cost: float | None = None) -> None:
-        self.times = StepTimes()
+    def __init__(self, model_cost: float | None = None, late_cost: float | None = None, *, waits: bool = False) -> None:
+        self.times = StepTimes(waits=waits)
         self._branching = Branching(self.times, LENGTHS)
         self.models = None
         if model_cost is not None:

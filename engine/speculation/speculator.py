@@ -60,6 +60,7 @@ class Speculator:
         vocab_size: Guesses are below it.
         model: A draft model or head, if there is one.
         takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
+        waits: Whether the engine runs ahead of its results but where there are drafts.
         clock: Seconds, monotonic; the one that steps are timed by.
     """
 
@@ -71,6 +72,7 @@ class Speculator:
         model: ModelDrafting | None = None,
         *,
         takes_trees: bool = True,
+        waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
@@ -79,7 +81,7 @@ class Speculator:
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
         costs = () if self.model is None else (self.model.cost, self.model.late_cost)
-        self.controller: Lengths = Controller(*costs)
+        self.controller: Lengths = Controller(*costs, waits=waits)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._max_drafts = max_drafts
@@ -200,13 +202,15 @@ class Speculator:
             self._learn_rescues(drafting, said)
         drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = [], None, None, NO_DRAFTS
 
-    def stepped(self, plan: Plan, elapsed_s: float) -> None:
-        """A step took so long, from scheduling or the results of the one before it to its own results."""
+    def stepped(self, plan: Plan, elapsed_s: float, *, is_usual: bool = True) -> None:
+        """A step took so long, from scheduling or the results of the one before it to its own results. `is_usual`: see
+        `Batch`.
+        """
         gained, self._gained = self._gained, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
         self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
-        if drafting_s == 0.0 and self._is_alike(plan):
+        if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
         decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
         tokens = sum(chunk.count for chunk in decoding)

@@ -26,6 +26,12 @@ HOPED: Final = 0.5
 """Of two widths that were measured, one in between is taken to cost so much less than a straight line says."""
 EXTRAPOLATED: Final = 0.5
 """More drafts than were measured are taken to cost this part of what those cost: the first are the dearest."""
+WAITING: Final = 0.4
+"""Where plain steps run ahead of their results, a step with drafts is taken to wait for this part of a plain one."""
+BESIDE: Final = 0.01
+"""And each draft of a row to cost this part of a plain step: such a device reads the weights, whatever it checks. Both
+until it was measured.
+"""
 ELSEWHERE: Final = 0.75
 """What drafts cost where no width was measured, by what as many cost other row counts: so that they are tried."""
 
@@ -62,9 +68,14 @@ class _Rows:
 
 
 class StepTimes:
-    """Times are per row, so that row counts that are alike can share a figure."""
+    """Times are per row, so that row counts that are alike can share a figure.
 
-    def __init__(self) -> None:
+    Args:
+        waits: Whether plain steps run ahead of their results, so that any drafts at all cost waiting for them.
+    """
+
+    def __init__(self, *, waits: bool = False) -> None:
+        self._waits = waits
         self._rows: dict[int, _Rows] = {}
         self._told: dict[tuple[int, int], float | None] = {}  # until something is measured
 
@@ -161,6 +172,9 @@ class StepTimes:
             return (low[1] + share * (high[1] - low[1])) * rows
         if low[0] == 1.0 and (extra_s := self._elsewhere_s(rows, tokens - rows)) is not None:
             return plain.time * rows + ELSEWHERE * extra_s
+        if self._waits:
+            start = low[1] if low[0] > 1.0 else (1.0 + WAITING) * plain.time
+            return (start + BESIDE * plain.time * (width - low[0])) * rows
         if low[0] > 1.0:
             slope = EXTRAPOLATED * max((low[1] - plain.time) / (low[0] - 1.0), 0.0)
         else:

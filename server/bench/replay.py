@@ -151,7 +151,6 @@ class ReplayBench(Bench):
             answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
 
         def adjust(engine: Engine) -> None:
-            from engine.speculation.controller import Controller
             from engine.speculation.lengths import Always
             from engine.speculation.replay import Replay
 
@@ -160,7 +159,7 @@ class ReplayBench(Bench):
             source = Replay(answers, accuracy, vocab, seed, branches=branches, second=guesses.second)
             engine.speculator.sources = [source]
             if shape == "auto":
-                engine.speculator.controller = self._taught.setdefault(accuracy, Controller())
+                engine.speculator.controller = self._taught.setdefault(accuracy, self._controller())
             else:
                 engine.speculator.controller = Always(length)
 

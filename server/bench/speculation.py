@@ -200,10 +200,12 @@ class Bench:
 
     def _controller(self) -> Controller:
         """One that knows nothing yet."""
+        from engine.batch import OverlappedRunner
         from engine.speculation.controller import Controller
 
-        drafter = self._runner.drafter
-        return Controller() if drafter is None else Controller(drafter.cost, drafter.late_cost)
+        drafter, waits = self._runner.drafter, isinstance(self._runner, OverlappedRunner)
+        costs = () if drafter is None else (drafter.cost, drafter.late_cost)
+        return Controller(*costs, waits=waits)
 
     # ---- workloads ---------------------------------------------------------------------------------------------------
 
@@ -393,6 +395,7 @@ class DictatedFlight:
     """See `engine.batch.Flight`."""
 
     def __init__(self, flight: Flight, told: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
+        self.is_first = flight.is_first
         self._flight = flight
         self._told = told
 

@@ -15,6 +15,8 @@ Step = Callable[[Sequence[Row]], list[SampledToken]]
 class LateFlight:
     """See `engine.batch.Flight`."""
 
+    is_first = False
+
     def __init__(self, owner: LateResults, tokens: list[SampledToken]) -> None:
         self._owner = owner
         self._tokens = tokens

@@ -149,8 +149,10 @@ def test_a_size_is_captured_when_it_first_comes(runner: Any) -> None:  # noqa: F
     assert fresh._buffers is None
     assert not fresh._captured
     runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(3)])
-    for _ in range(2):
-        fresh.run([_checked(row, 2) for row in range(3)])
+    for is_first in (True, False):
+        result = fresh.run([_checked(row, 2) for row in range(3)])
+        assert result is not None
+        assert result.is_first is is_first
         assert list(fresh._captured) == [(3, 4)]
 
 

@@ -12,6 +12,7 @@ from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest
 from tests.engine.driving import Driver, request
 from tests.engine.fake_runner import LateRunner, reference
+from tests.engine.late_results import LateFlight
 
 TEXT = [1, 2, 3, 4, 5, 6]
 
@@ -19,8 +20,8 @@ TEXT = [1, 2, 3, 4, 5, 6]
 class Watched(Controller):
     """A controller, and the steps that it was told of."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, waits: bool = True) -> None:
+        super().__init__(waits=waits)
         self.steps: list[tuple[int, int, int, float]] = []
 
     def stepped(
@@ -163,7 +164,7 @@ def test_answers_that_never_repeat_are_hardly_ever_waited_for() -> None:
     for number in range(200):
         driver.run(_in_session(f"r{number}", [*TEXT[:4], *divmod(number, 40)], max_tokens=9))
     decodes = runner.late.num_launches - 200
-    assert decodes == 200 * 8
+    assert decodes > 200 * 8 - 20  # few guesses were right
     assert runner.late.num_ahead > 0.97 * decodes
 
 
@@ -207,6 +208,49 @@ def test_a_batch_takes_from_the_results_before_it_to_its_own() -> None:
     told = driver.finish()["r"]
     assert all(gained < tokens for _, tokens, gained, _ in controller.steps)
     assert sum(gained for _, _, gained, _ in controller.steps) == told.usage.accepted_prediction_tokens > 100
+
+
+def test_what_waiting_for_results_adds_is_not_taken_for_a_plain_steps_time() -> None:
+    """While drafts are checked a plain step now and then tells what that takes: one that ran ahead, as all would."""
+    runner = LateRunner(num_slots=3000, max_positions=1200)
+    driver = Driver(runner)
+
+    def compute() -> None:
+        driver.now_s += 0.002 if len(runner.late.in_flight) > 1 else 0.004
+
+    runner.late.before_result = compute
+    wanted = request("r", TEXT, max_tokens=1100)
+    driver.draft(0.9, 3).answers = {"r": reference(wanted, max_context=1200)[0]}
+    controller = driver.engine.speculator.controller = Watched()
+    told = driver.run(wanted)["r"]
+    assert told.usage.accepted_prediction_tokens > 400
+    plain = [elapsed_s for rows, tokens, _, elapsed_s in controller.steps if tokens == rows]
+    assert len(plain) > 2
+    assert plain == pytest.approx([0.003] * len(plain))
+
+
+def test_what_making_something_ready_takes_is_not_taken_for_a_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is captured for a step, for one."""
+    runner = LateRunner(num_slots=2000, max_positions=400)
+    driver = Driver(runner)
+    widths: set[int] = set()
+
+    def compute() -> None:
+        width = sum(tokens for _, _, tokens in runner.steps[-1])
+        driver.now_s += 0.002 if width in {1, *widths} else 0.1
+        widths.add(width)
+
+    runner.late.before_result = compute
+    monkeypatch.setattr(
+        LateFlight, "is_first", property(lambda flight: sum(n for _, _, n in runner.steps[-1]) not in {1, *widths})
+    )
+    wanted = request("r", TEXT, max_tokens=300)
+    driver.draft(0.9, 15).answers = {"r": reference(wanted, max_context=400)[0]}
+    controller = driver.engine.speculator.controller = Watched()
+    told = driver.run(wanted)["r"]
+    assert told.usage.accepted_prediction_tokens > 150
+    assert len(widths) > 2
+    assert max(elapsed_s for _, _, _, elapsed_s in controller.steps) < 0.01
 
 
 @pytest.mark.parametrize("way", ["abort", "stop", "retract", "reset"])

@@ -36,6 +36,7 @@ def test_tritons_kernels_say_what_plain_torch_says(family: str, tmp_path: Path) 
         [Row(0, 0, _ids(1, 20), GREEDY), Row(1, 0, _ids(2, 7), GREEDY)],
         [Row(0, 20, [77], GREEDY), Row(1, 7, [78], GREEDY), Row(2, 0, _ids(5, 6), None)],
         [Row(0, 21, [79], GREEDY), Row(1, 8, [80], DRAWN)],
+        [Row(0, 22, [81, 82, 83], GREEDY, drafted=[DRAWN, GREEDY]), Row(1, 9, [84], DRAWN)],
     ]
     found = []
     for interpreted in (False, True):
