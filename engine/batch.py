@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from engine.start_times import Lap, no_lap
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -162,6 +164,12 @@ class Runner(Protocol):
         """Encode an item in slices, where `num_slices` says so. `pixels` stay as they are until the first has run."""
         ...
 
+    def prompt_size(self, tokens: int) -> int:
+        """How many tokens a step computes that holds so many of prompts: it may be filled up to a size that there is a
+        graph of. 0 for none.
+        """
+        ...
+
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """One forward over all rows, decode and prefill mixed.
 
@@ -173,14 +181,27 @@ class Runner(Protocol):
         """What the table at start says of it: device, dtype, threads, kernel, kv_bytes, model_context."""
         ...
 
+    def device_bytes(self) -> int:
+        """Memory of a GPU that tensors take; 0 on a CPU."""
+        ...
+
     def report_to(self, progress: Callable[[], None]) -> None:
         """Call `progress` at every layer from now on: a step with a large picture can take a CPU minutes, and whoever
         watches must not take that for a hang.
         """
         ...
 
-    def warm_up(self) -> None:
-        """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel."""
+    def warm_up(self, lap: Lap = no_lap) -> None:
+        """Run every kind of work once on nobody's data, so that no request pays for the first use of a kernel.
+
+        `lap` is told of each part.
+        """
+        ...
+
+    def idle(self) -> bool:
+        """Called while there is nothing to do: makes later steps faster, for less than a tenth of a second. Whether
+        there is more to do at once; without, there may be later.
+        """
         ...
 
 

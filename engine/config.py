@@ -20,8 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         max_running: Most sequences that decode at once.
         max_context: Longest prompt + answer in tokens; 0 takes the model's, or what the KV pool holds if that is less.
         max_batched_tokens: Token budget of a step (decode first, then prefill chunks); 0 chooses by device.
-        itl_target_ms: How long a step should take while sequences decode; 0: a part more than decoding alone takes, and
-            on a GPU as long as it takes.
+        itl_target_ms: How long a step should take while sequences decode; 0: a part more than decoding alone takes.
         ttft_target_ms: How long a request may wait for its first token before that gives way; 0: it never holds.
         kv_tokens: Size of the KV pool in tokens; 0 chooses from memory.
         max_waiting: Most requests waiting; one more is refused with 429.

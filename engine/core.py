@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engine.batch import Flight, OverlappedRunner, Runner, SampledToken, is_awaited
+from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.departure import Batch, depart
 from engine.execution import Execution
@@ -62,13 +62,6 @@ def batched_tokens(config: EngineConfig, runner: Runner) -> int:
     return config.max_batched_tokens or chosen
 
 
-def is_timed(config: EngineConfig, runner: Runner) -> bool:
-    """Whether steps are bounded by time. On a GPU only if a target is named: by default its steps are those that
-    docs/performance.md has figures of.
-    """
-    return config.ttft_target_ms > 0 and (config.itl_target_ms > 0 or is_awaited(runner))
-
-
 class Engine:
     """One model serving many sequences. Invariants: see `check`.
 
@@ -89,6 +82,7 @@ class Engine:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         costs: Costs | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -106,7 +100,12 @@ class Engine:
             waits=self._overlapped is not None,
             clock=clock,
         )
-        self.budget = StepBudget(costs, config.itl_target_ms / 1e3, config.ttft_target_ms / 1e3)
+        self.budget = StepBudget(
+            costs,
+            config.itl_target_ms / 1e3,
+            config.ttft_target_ms / 1e3,
+            overlaps=self._overlapped is not None,
+        )
         self.scheduler = Scheduler(
             self.kv,
             self.vision,
@@ -121,7 +120,7 @@ class Engine:
         self.intake = Intake(
             Limits(self.max_context, self.kv.pool.capacity, runner.vocab_size), self.vision, VisionIds(capacity=8192)
         )
-        self.grammars = Grammars(config.model, runner.vocab_size)
+        self.grammars = grammars or Grammars(config.model, runner.vocab_size)
         self._flying: tuple[Flight, Batch] | None = None
         self._landed_s = 0.0
         self._execution = Execution(runner, self.kv.pool, self.vision, self.grammars, clock, self.budget)
@@ -205,6 +204,11 @@ class Engine:
             self.check()
         return self._outputs.take()
 
+    def idle(self) -> bool:
+        """Without work: something that makes later work faster. Whether there is more of it."""
+        assert not self.has_work
+        return self.runner.idle()
+
     def stats(self) -> EngineStats:
         """Gauges and running totals."""
         return EngineStats(
@@ -222,6 +226,7 @@ class Engine:
             vision_hits=self.vision.num_hits,
             vision_cache_bytes=self.vision.num_bytes,
             encoding_bytes=self.vision.encoding_bytes,
+            device_bytes=self.runner.device_bytes(),
             encoder_slices=self.budget.encoder_slices,
             steps_over_target=self.budget.steps_over_target,
             **self.speculator.totals(),

@@ -191,7 +191,11 @@ class Grammars:
 
     def warm_up(self) -> None:
         """Load what the first request with a grammar would wait for."""
-        self.begin('start: "a"').matcher()
+        self.load_ahead().matcher()
+
+    def load_ahead(self) -> GrammarState:
+        """The same without waiting for it."""
+        return self.begin('start: "a"')
 
     def begin(self, text: str) -> GrammarState:
         """A state at the start of a grammar."""

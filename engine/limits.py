@@ -3,6 +3,7 @@
 free memory after loading     ├── KV pool ──┼── vision cache ──┼── activations, other processes ──┤
 on a CPU                         1/4            at most 1/8
 on a GPU                         4/5            at most 1/20
+with kernels of our own          what `engine.gpu.memory` leaves, which knows what steps and pictures take
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class KVSize:
     context: int
 
 
-def kv_size(config: EngineConfig, longest: int, token_bytes: int, *, free: int, is_cpu: bool) -> KVSize:
+def kv_size(
+    config: EngineConfig, longest: int, token_bytes: int, *, free: int, is_cpu: bool, reserved: int | None = None
+) -> KVSize:
     """What fits.
 
     Args:
@@ -47,6 +50,7 @@ def kv_size(config: EngineConfig, longest: int, token_bytes: int, *, free: int, 
         token_bytes: Keys and values of one token.
         free: Bytes of memory on the device.
         is_cpu: Whether that is the memory of everybody else, too.
+        reserved: Bytes of those that others need, where that is known.
 
     Raises:
         ModelError: More was asked for than there is, with the numbers.
@@ -55,15 +59,25 @@ def kv_size(config: EngineConfig, longest: int, token_bytes: int, *, free: int, 
         raise ModelError(
             f"max_context is {config.max_context}, but {config.model} was made for at most {longest} tokens"
         )
-    chosen = min(CPU_KV_TOKENS, free // 4 // token_bytes) if is_cpu else free * 4 // 5 // token_bytes
+    if reserved is not None:
+        free = max(free - reserved, 0)
+        chosen = free // token_bytes
+    else:
+        chosen = min(CPU_KV_TOKENS, free // 4 // token_bytes) if is_cpu else free * 4 // 5 // token_bytes
     kv_tokens = config.kv_tokens or max(chosen, config.max_context, 1)
     if kv_tokens * token_bytes > free:
         name = "kv_tokens" if config.kv_tokens or not config.max_context else "max_context"
+        beside = f" beside {reserved >> 20} MiB for steps and pictures" if reserved else ""
         raise ModelError(
             f"{name} is {kv_tokens}, which takes {kv_tokens * token_bytes >> 20} MiB of memory, but {free >> 20} MiB "
-            "are free"
+            f"are free{beside}"
         )
     return KVSize(kv_tokens, config.max_context or min(longest, kv_tokens))
+
+
+def vision_cache_bytes(largest: int, free: int) -> int:
+    """Size of a GPU's vision cache where nobody says, by bytes of the largest picture and those beside the weights."""
+    return max(min(max(LARGEST_ITEMS * largest, LEAST_VISION_CACHE), free // 20), largest)
 
 
 def with_vision_cache(config: EngineConfig, runner: Runner) -> EngineConfig:
@@ -78,9 +92,14 @@ def with_vision_cache(config: EngineConfig, runner: Runner) -> EngineConfig:
     largest = largest_item_tokens(family) * runner.embedding_bytes
     device = runner.slot_table.device
     free = free_memory(device)
-    most = free // 8 if device.type == "cpu" else free // 20
-    size = max(min(max(LARGEST_ITEMS * largest, LEAST_VISION_CACHE), most), largest)
-    if size > free // 2:
+    if device.type == "cpu":
+        most = free // 2
+        size = max(min(max(LARGEST_ITEMS * largest, LEAST_VISION_CACHE), free // 8), largest)
+    else:
+        most, kv_bytes = free, runner.facts()["kv_bytes"]
+        assert isinstance(kv_bytes, int)
+        size = vision_cache_bytes(largest, free + kv_bytes)
+    if size > most:
         raise ModelError(
             f"embeddings of the largest picture take {largest >> 20} MiB, but {free >> 20} MiB of memory are free; "
             "set vision_cache_mb if all pictures are smaller"

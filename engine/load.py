@@ -5,6 +5,7 @@ Called once by the engine process, and by whoever works offline.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,19 +15,24 @@ from typing import Final
 
 import torch
 
+from engine.attention.flashinfer_modules import Modules, is_usable
 from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.cpu.native import copied_bytes, why_not
 from engine.cpu.runner import CpuRunner
 from engine.limits import free_memory, kv_size
 from engine.load_drafter import load_drafter
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, DecoderConfig
 from engine.models.llama import llama_config
 from engine.models.qwen import qwen2_config, qwen3_config
 from engine.runner import TorchRunner, VisionEncoder
 from engine.speculation.torch_drafters import Pools
+from engine.start_times import Lap, no_lap
 from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fields import Fields
 from preprocess.errors import ModelError
+from preprocess.families import largest_item_tokens, load_family
+from preprocess.model_folder import ModelFolder
 from preprocess.vision.idefics3 import Idefics3Encoder
 from preprocess.vision.qwen2_vl import Qwen2VLEncoder
 from preprocess.vision.qwen3_vl import Qwen3VLEncoder
@@ -34,47 +40,68 @@ from preprocess.vision.qwen3_vl import Qwen3VLEncoder
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the two halves of a model are loaded from its folder."""
+    """How the two halves of a model are loaded from its folder, and what the configuration says of the first."""
 
+    config: Callable[[Checkpoint], DecoderConfig]
     language: Callable[[Checkpoint], Decoder]
     encoder: Callable[[Checkpoint], VisionEncoder]
 
 
+def _text(checkpoint: Checkpoint) -> Fields:
+    """Fields of the language model; Qwen2-VL has them beside those of the whole, as published."""
+    config = checkpoint.config
+    is_beside = not config.has("text_config") and config.values.get("model_type") in ("qwen2_vl", "qwen2_5_vl")
+    return config if is_beside else config.section("text_config")
+
+
+def _is_tied(checkpoint: Checkpoint) -> bool:
+    return any(fields.flag("tie_word_embeddings", False) for fields in (checkpoint.config, _text(checkpoint)))
+
+
+def _idefics3_config(checkpoint: Checkpoint) -> DecoderConfig:
+    return llama_config(_text(checkpoint))
+
+
 def _idefics3_language(checkpoint: Checkpoint) -> Decoder:
-    text = checkpoint.config.section("text_config")
-    tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
-    return Decoder(checkpoint, llama_config(text), prefix="model.text_model", head="lm_head", tied=tied)
+    config, tied = _idefics3_config(checkpoint), _is_tied(checkpoint)
+    return Decoder(checkpoint, config, prefix="model.text_model", head="lm_head", tied=tied)
+
+
+def _qwen2_config(checkpoint: Checkpoint) -> DecoderConfig:
+    return qwen2_config(_text(checkpoint))
 
 
 def _qwen2_language(checkpoint: Checkpoint) -> Decoder:
-    """As published: tensors as in a text model (``model.layers``), fields beside those of the whole."""
-    config = checkpoint.config
-    text = config.section("text_config") if config.has("text_config") else config
-    tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    """As published: tensors as in a text model (``model.layers``)."""
+    config, tied = _qwen2_config(checkpoint), _is_tied(checkpoint)
     prefix = "model" if checkpoint.has("model.norm.weight") else "model.language_model"
-    return Decoder(checkpoint, qwen2_config(text), prefix=prefix, head="lm_head", tied=tied)
+    return Decoder(checkpoint, config, prefix=prefix, head="lm_head", tied=tied)
+
+
+def _qwen3_config(checkpoint: Checkpoint, *, has_experts: bool = False) -> DecoderConfig:
+    return qwen3_config(_text(checkpoint), has_experts=has_experts)
 
 
 def _qwen3_language(checkpoint: Checkpoint, *, has_experts: bool = False) -> Decoder:
-    text = checkpoint.config.section("text_config")
-    tied = checkpoint.config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
-    config = qwen3_config(text, has_experts=has_experts)
+    config, tied = _qwen3_config(checkpoint, has_experts=has_experts), _is_tied(checkpoint)
     return Decoder(checkpoint, config, prefix="model.language_model", head="lm_head", tied=tied)
 
 
 FAMILIES: Final = {
-    "idefics3": Family(_idefics3_language, Idefics3Encoder),
-    "smolvlm": Family(_idefics3_language, Idefics3Encoder),
-    "qwen2_vl": Family(_qwen2_language, Qwen2VLEncoder),
-    "qwen2_5_vl": Family(_qwen2_language, Qwen2VLEncoder),
-    "qwen3_vl": Family(_qwen3_language, Qwen3VLEncoder),
-    "qwen3_vl_moe": Family(partial(_qwen3_language, has_experts=True), Qwen3VLEncoder),
+    "idefics3": Family(_idefics3_config, _idefics3_language, Idefics3Encoder),
+    "smolvlm": Family(_idefics3_config, _idefics3_language, Idefics3Encoder),
+    "qwen2_vl": Family(_qwen2_config, _qwen2_language, Qwen2VLEncoder),
+    "qwen2_5_vl": Family(_qwen2_config, _qwen2_language, Qwen2VLEncoder),
+    "qwen3_vl": Family(_qwen3_config, _qwen3_language, Qwen3VLEncoder),
+    "qwen3_vl_moe": Family(
+        partial(_qwen3_config, has_experts=True), partial(_qwen3_language, has_experts=True), Qwen3VLEncoder
+    ),
 }
 """`model_type` of config.json → family."""
 
 
-def load_runner(config: EngineConfig) -> Runner:
-    """Loads `config.model`.
+def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
+    """Loads `config.model`. `lap` is told of each part.
 
     Raises:
         ModelError: The folder or an option cannot be honoured; the message says which and why.
@@ -93,10 +120,14 @@ def load_runner(config: EngineConfig) -> Runner:
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
     family = FAMILIES[model_type]
-    with torch.inference_mode():
+    modules = None
+    if device.type == "cuda" and is_usable(dtype, head_dim := family.config(checkpoint).head_dim):
+        modules = Modules(dtype, head_dim)
+    with contextlib.closing(checkpoint), torch.inference_mode():
         model = family.language(checkpoint)
         encoder = family.encoder(checkpoint)
-    checkpoint.finish()
+        checkpoint.finish()
+    lap("weights")
     reason = why_not(model.config, dtype) if device.type == "cpu" else ""
     drafter = None
     if device.type == "cpu":
@@ -108,23 +139,33 @@ def load_runner(config: EngineConfig) -> Runner:
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
     token_bytes += 0 if drafter is None else drafter.token_bytes
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what weights were put together from
     free = free_memory(device)
+    reserved = None
+    if modules is not None:
+        from engine.gpu.memory import reserved_bytes
+
+        largest = largest_item_tokens(load_family(ModelFolder(Path(config.model)), config.largest))
+        with torch.inference_mode():
+            reserved = reserved_bytes(
+                config, config_of, encoder, largest=largest, free=free, dtype=dtype, device=device
+            )
     if device.type == "cpu" and not reason:
         copied = copied_bytes(model)
         if copied > free // 2:
             reason = f"native would take {copied >> 20} MiB more, and {free >> 20} MiB are free"
         else:
             free -= copied
-    size = kv_size(config, config_of.max_positions, token_bytes, free=free, is_cpu=device.type == "cpu")
-    make: type[TorchRunner] = TorchRunner
-    if device.type == "cuda":
-        from engine.attention.flashinfer_backend import is_usable  # Triton comes with torch only where CUDA does
+    size = kv_size(
+        config, config_of.max_positions, token_bytes, free=free, is_cpu=device.type == "cpu", reserved=reserved
+    )
+    make: Callable[..., TorchRunner] = TorchRunner
+    if modules is not None:
+        from engine.gpu.runner import CudaRunner  # Triton comes with torch only where CUDA does
 
-        if is_usable(dtype, model.config.head_dim):
-            from engine.gpu.runner import CudaRunner
-
-            make = CudaRunner
-    elif not reason:
+        make = partial(CudaRunner, modules=modules)
+    elif device.type == "cpu" and not reason:
         make = CpuRunner
     runner = make(
         model,
@@ -140,6 +181,7 @@ def load_runner(config: EngineConfig) -> Runner:
     if drafter is not None:
         native = runner.native if isinstance(runner, CpuRunner) else None
         runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype), native))
+    lap("memory")
     return runner
 
 

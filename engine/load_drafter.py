@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def _draft_model(
     checkpoint = Checkpoint(folder, dtype=beside.dtype, device=beside.device)
     model_type = checkpoint.config.choice("model_type", tuple(known))
     _check_vocabulary(Path(config.model), folder)
-    with torch.inference_mode():
+    with contextlib.closing(checkpoint), torch.inference_mode():
         model = known[model_type](checkpoint)
     if model.config.experts is not None:
         raise ModelError(f"{folder}: a model with experts cannot guess; expected a dense one")
@@ -151,9 +152,9 @@ def _head(folder: Path, target: Decoder, beside: Checkpoint) -> Loaded:
         own, expected = getattr(config, name), getattr(target.config, name)
         if own != expected:
             raise ModelError(f"{folder} is no head for this model: its {name} is {own}, the model's is {expected}")
-    with torch.inference_mode():
+    with contextlib.closing(checkpoint), torch.inference_mode():
         model = Eagle3(checkpoint, config)
-    checkpoint.finish()
+        checkpoint.finish()
     cost = num_weights(config) / num_weights(target.config)
 
     def on(pools: Pools, native: NativeModel | None) -> Drafter:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 import zmq
 
 from engine.config import EngineConfig
+from engine.start_times import StartTimes
 from preprocess.arena import Arena
 from preprocess.child import Child
 from preprocess.errors import BeholderError
@@ -44,24 +46,31 @@ def main() -> None:
     child = Child.from_stdin()
     config = child.config(EngineConfig)
     inbox = child.bind("engine")  # before the long load: what is sent meanwhile waits in line
-    from engine.core import Engine, batched_tokens, is_timed  # torch takes seconds to import: after the sockets stand
+    lap = StartTimes(time.time() - psutil.Process().create_time())
+    from engine.core import Engine, batched_tokens  # torch takes seconds to import: after the sockets stand
+    from engine.grammar import Grammars
     from engine.limits import with_vision_cache
     from engine.load import load_runner
     from engine.step_measure import measure
 
+    lap("imports")
     started = time.monotonic()
     try:
-        runner = load_runner(config)
-        runner.warm_up()
-        costs = measure(runner, batched_tokens(config, runner)) if is_timed(config, runner) else None
+        runner = load_runner(config, lap)
+        grammars = Grammars(config.model, runner.vocab_size)
+        grammars.load_ahead()  # in a thread, while this one waits for compilers
+        runner.warm_up(lap)
+        costs = measure(runner, batched_tokens(config, runner)) if config.ttft_target_ms > 0 else None
+        lap("measuring")
         config = with_vision_cache(config, runner)
     except BeholderError as error:
         child.fail(error.message)
     except Exception as error:
         child.fail_unforeseen(error)
     runner.report_to(child.beat)
-    engine = Engine(config, runner, costs=costs)
-    engine.grammars.warm_up()
+    engine = Engine(config, runner, costs=costs, grammars=grammars)
+    grammars.warm_up()
+    lap("grammars")
     loop = EngineLoop(engine, child, inbox)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
@@ -69,6 +78,7 @@ def main() -> None:
     pace = engine.budget.pace(rows)
     child.ready(
         load_s=round(time.monotonic() - started, 2),
+        start_s=lap.seconds(),
         kv_tokens=runner.num_slots - 1,
         context=engine.max_context,
         vision_cache_bytes=config.vision_cache_bytes,
@@ -98,10 +108,15 @@ class EngineLoop:
         self._stats_at = 0.0
         self._stats: EngineStats | None = None
         self._stats_due = False
+        self._idle_left = False
 
     def turn(self) -> None:
-        """Wait only when there is nothing to do; not long while there is something to tell."""
-        wait_ms = 0 if self._engine.has_work else STATS_EVERY_MS if self._stats_due else IDLE_WAIT_MS
+        """Wait only when there is nothing to do; not long while there is something to tell.
+
+        A turn that found no work makes later ones faster, as long as there is a way to; after work not before a pause.
+        """
+        is_busy = self._engine.has_work or self._idle_left
+        wait_ms = 0 if is_busy else STATS_EVERY_MS if self._stats_due else IDLE_WAIT_MS
         if self._inbox.poll(wait_ms):
             while True:
                 try:
@@ -114,6 +129,7 @@ class EngineLoop:
             self._to_detokenizer.send(self._encode(output))
         if worked and not self._engine.has_work:
             self._engine.check()  # a leak ends this process with a traceback, and the launcher starts a sound one
+        self._idle_left = not worked and not self._engine.has_work and self._engine.idle()
         self._send_stats()
 
     def _take(self, message: EngineInput) -> None:

@@ -20,6 +20,7 @@ from engine.sampling import sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Told
 from engine.speculation.tree import offsets
+from engine.start_times import Lap, no_lap
 from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
@@ -32,10 +33,12 @@ class VisionEncoder(SlicedEncoder, Protocol):
 
     Attributes:
         image_size: Side of a picture that it takes, in pixels.
+        progress: Called at every layer.
         num_taps: Features of inner layers behind each vision token's own, for the model's first layers (DeepStack).
     """
 
     image_size: int
+    progress: Callable[[], None]
     num_taps: int
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -115,6 +118,10 @@ class TorchRunner:
         """See `Runner.begin`."""
         return SlicedEncoding(self.encoder, pixels.to(self.device))
 
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`: nothing is filled up."""
+        return tokens
+
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
@@ -133,11 +140,19 @@ class TorchRunner:
             "model_context": self.model.config.max_positions,
         }
 
+    def device_bytes(self) -> int:
+        """See `Runner.device_bytes`."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
     def report_to(self, progress: Callable[[], None]) -> None:
         """See `Runner.report_to`."""
         self.encoder.progress = self.model.progress = progress
 
-    def warm_up(self) -> None:
+    def idle(self) -> bool:
+        """See `Runner.idle`."""
+        return False
+
+    def warm_up(self, lap: Lap = no_lap) -> None:
         """See `Runner.warm_up`. Rows of the fresh slot table point at the dummy slot."""
         side = self.encoder.image_size
         embeddings = self.encode([torch.zeros((1, side, side, 3), dtype=torch.uint8)])[0]
@@ -149,6 +164,7 @@ class TorchRunner:
             self.step([Row(row, length, [0], sampling) for row in range(rows)])
         if self.drafter is not None:
             self.drafter.warm_up()
+        lap("first steps")
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """How much prefill and encoding a step takes beside decoding: as much as keeps running streams steady.
 
-    │◀──────── decode ────────▶│◀─ room ─▶│   target: --itl-target-ms, or 1.3 × the decode step and 20 ms
+    │◀──────── decode ────────▶│◀─ room ─▶│   target: --itl-target-ms, or 1.3 × the decode step and `UNSEEN_S`
     │ one token for each stream│ slices of a picture, chunks of prompts
 
 The target binds while one request waits for its first token, and that for less than `--ttft-target-ms`. From then on
 the room grows with its waiting, and steeply with how many wait, since then the queue is what costs. So it moves under
-load and little throughput is given away. A step begins one new picture at most. Where nobody decodes it takes
-everything at once.
+load and little throughput is given away. One who comes while the last one is nearly served makes no crowd: each counts
+by how long he has waited. A step begins one new picture at most. Where nobody decodes it takes everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
 same order give the same batches.
@@ -27,14 +27,20 @@ STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
 UNSEEN_S: Final = 0.02
 """And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""
+UNSEEN_AHEAD_S: Final = 0.005
+"""The same where steps overlap, as on a GPU: there pieces of 2 or 3 ms cost none."""
 GROWS: Final = 8
 """By how many times itself the room has grown when a request has waited for twice as long as the target says."""
 CROWDING: Final = 3
 """Two that wait get so many doublings of the room."""
+SHARE: Final = 0.25
+"""Who has waited for this part of the longest time counts in full."""
 NEW_PICTURES: Final = 1
 """A step beside decoding begins no more, whatever the room."""
 LEAST_CHUNK: Final = 16
-"""Tokens of a prompt that a step takes even where no time is left, if it takes nothing else: work always goes on."""
+"""Tokens of a prompt that a step takes even where no time is left, if it takes nothing else, and as many more as cost
+no more: work always goes on.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +76,9 @@ class Room:
         if not self.is_bounded or costs is None or most <= 0:
             return most
         until_s = costs.prompt_s(taken) + self.left_s
-        fitting = bisect_right(range(1, most + 1), until_s, key=lambda more: costs.prompt_s(taken + more))
-        return fitting if self._has_taken else max(fitting, min(most, LEAST_CHUNK))
+        if not self._has_taken:
+            until_s = max(until_s, costs.prompt_s(LEAST_CHUNK))
+        return bisect_right(range(1, most + 1), until_s, key=lambda more: costs.prompt_s(taken + more))
 
     def slices(self, size: float, most: int) -> int:
         """How many more slices of a picture fit; `size`: its vision tokens a slice. One of a new size comes first, to
@@ -112,6 +119,7 @@ class StepBudget:
         itl_target_s: How long a step with rows that decode should take; 0: `STEADY` times its decoding alone, and
             at least `UNSEEN_S`.
         ttft_target_s: How long the target binds; 0: never, as without costs.
+        overlaps: Whether steps overlap, so that `UNSEEN_AHEAD_S` holds.
 
     Attributes:
         now_s: How long all steps so far took, by the costs.
@@ -119,13 +127,16 @@ class StepBudget:
         encoder_slices: Slices of pictures that ran beside decoding.
     """
 
-    def __init__(self, costs: Costs | None, itl_target_s: float = 0.0, ttft_target_s: float = 0.3) -> None:
+    def __init__(
+        self, costs: Costs | None, itl_target_s: float = 0.0, ttft_target_s: float = 0.3, *, overlaps: bool = False
+    ) -> None:
         self.costs = costs if ttft_target_s > 0 else None
         self.now_s = 0.0
         self.steps_over_target = 0
         self.encoder_slices = 0
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
+        self._overlaps = overlaps
 
     @property
     def is_timed(self) -> bool:
@@ -151,14 +162,15 @@ class StepBudget:
         decode_s = self.costs.decode_s(rows, tokens)
         target_s = self._target_s(decode_s)
         left_s = max(target_s - decode_s, 0.0)
-        late = (self.now_s - min(arrivals_s)) / self._ttft_target_s - 1.0 if arrivals_s else 0.0
-        growth = max(len(arrivals_s), 1) ** CROWDING * (1.0 + GROWS * max(late, 0.0))
+        waited_s = [self.now_s - arrival_s for arrival_s in arrivals_s]
+        late = max(waited_s, default=0.0) / self._ttft_target_s - 1.0
+        growth = _crowd(waited_s) ** CROWDING * (1.0 + GROWS * max(late, 0.0))
         if growth > 1.0:
             left_s = max(left_s, (STEADY - 1.0) * decode_s) * growth
         return Room(self.costs, load, target_s, left_s, NEW_PICTURES)
 
     def _target_s(self, decode_s: float) -> float:
-        return self._itl_target_s or max(STEADY * decode_s, UNSEEN_S)
+        return self._itl_target_s or max(STEADY * decode_s, UNSEEN_AHEAD_S if self._overlaps else UNSEEN_S)
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""
@@ -184,3 +196,9 @@ class StepBudget:
         if room.load.rows:
             self.steps_over_target += elapsed_s > room.target_s
             self.encoder_slices += sum(count for _, count in room.load.slices)
+
+
+def _crowd(waited_s: Sequence[float]) -> float:
+    """How many wait, at least 1. Who has waited for less than `SHARE` of the longest time counts in part."""
+    whole_s = SHARE * max(waited_s, default=0.0)
+    return max(sum(min(own_s / whole_s, 1.0) for own_s in waited_s) if whole_s > 0 else len(waited_s), 1.0)

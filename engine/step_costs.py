@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -113,9 +114,14 @@ class Curve:
 
 
 class StepCosts:
-    """See `Costs`; measured."""
+    """See `Costs`; measured.
 
-    def __init__(self) -> None:
+    Args:
+        prompt_size: See `Runner.prompt_size`: what steps are filled up to costs as much.
+    """
+
+    def __init__(self, prompt_size: Callable[[int], int] = int) -> None:
+        self._prompt_size = prompt_size
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
@@ -123,12 +129,12 @@ class StepCosts:
         self._ratio = 1.0
 
     def decode_s(self, rows: int, tokens: int) -> float:
-        """See `Costs.decode_s`: drafts cost what tokens of prompts do."""
-        return self.decode.at(rows) + self.prompt_s(tokens - rows)
+        """See `Costs.decode_s`: drafts cost what tokens of prompts do, but nothing is filled up for them."""
+        return self.decode.at(rows) + self.prompt.at(tokens - rows) * self._ratio
 
     def prompt_s(self, tokens: int) -> float:
         """See `Costs.prompt_s`."""
-        return self.prompt.at(tokens) * self._ratio
+        return self.prompt.at(self._prompt_size(tokens)) * self._ratio
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""
@@ -152,7 +158,8 @@ class StepCosts:
             return
         rest_s = elapsed_s - (encoding_s or 0.0)
         if load.prompt_tokens:
-            self._learn_ratio(rest_s - decode_s, self.prompt.at(load.prompt_tokens), decode_s)
+            at_start_s = self.prompt.at(self._prompt_size(load.prompt_tokens))
+            self._learn_ratio(rest_s - decode_s, at_start_s, decode_s)
         elif load.tokens == load.rows:
             self.decode.add(load.rows, rest_s)
 

@@ -1,7 +1,8 @@
 """Measures at start how long parts of a step take on a loaded runner, so that the first steps are planned by figures.
 
 Called once by the engine process, after the runner is warm and before anybody holds a slot: rows of the fresh slot
-table point at the dummy slot. What is larger than was measured follows from straight lines until it comes.
+table point at the dummy slot. What is larger than was measured follows from straight lines until it comes. Where steps
+overlap it measures as the engine does, from one result to the next while another step is always on its way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 import torch
 
-from engine.batch import Row, RowSampling, Runner, is_awaited
+from engine.batch import OverlappedRunner, Row, RowSampling, Runner, is_awaited
 from engine.step_costs import StepCosts
 from preprocess.wire import SamplingParams
 
@@ -21,6 +22,9 @@ PROMPTS: Final = (16, 64, 256, 1024)
 """Tokens; fewer take their part of the first."""
 BESIDE: Final = 8
 """Rows that decode while prompts are measured."""
+PROMPTS_AHEAD: Final = (64, 128, 192, 256, 384, 512, 1024)
+BESIDE_AHEAD: Final = 32
+"""The same for a GPU, where these take milliseconds; reading weights hides the first tokens, and then no more."""
 CONTEXT: Final = 64
 """Tokens before those that decode."""
 REPEATS: Final = 3
@@ -42,20 +46,21 @@ class _Measurement:
         self._until_s = clock() + limit_s
         self._sampling = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), output_index=0)
         self._context = min(CONTEXT, runner.max_positions - 1)
+        self._ahead = runner if isinstance(runner, OverlappedRunner) else None
 
     def costs(self, max_batched_tokens: int) -> StepCosts:
-        runner, costs = self._runner, StepCosts()
-        costs.decode.add(1, self._timed(lambda: self._step(1)))
+        runner, costs = self._runner, StepCosts(self._runner.prompt_size)
+        costs.decode.add(1, self._step_s(1))
         self._picture(costs)
-        beside = min(BESIDE, runner.max_rows - 1)
+        sizes, most_beside = (PROMPTS_AHEAD, BESIDE_AHEAD) if self._ahead is not None else (PROMPTS, BESIDE)
+        beside = min(most_beside, runner.max_rows - 1)
         for rows in sorted({*ROWS[1:], beside} - {0, 1}):
             if rows <= runner.max_rows and (self._has_time or rows == beside):
-                costs.decode.add(rows, self._timed(lambda rows=rows: self._step(rows)))  # type: ignore[misc]
-        for tokens in PROMPTS:
-            is_first = tokens == PROMPTS[0]
+                costs.decode.add(rows, self._step_s(rows))
+        for tokens in sizes:
+            is_first = tokens == sizes[0]
             if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
-                elapsed_s = self._timed(lambda tokens=tokens: self._step(beside, tokens))  # type: ignore[misc]
-                costs.prompt.add(tokens, elapsed_s - costs.decode.at(beside))
+                costs.prompt.add(tokens, self._step_s(beside, tokens) - costs.decode.at(beside))
         return costs
 
     def _picture(self, costs: StepCosts) -> None:
@@ -63,7 +68,10 @@ class _Measurement:
         shape = (1, side, side, 3)
         num_slices = self._runner.num_slices(shape)
         num_tokens = len(self._runner.encode([torch.zeros(shape, dtype=torch.uint8)])[0])
-        costs.slice.add(num_tokens / num_slices, self._timed(lambda: self._encode(shape, num_slices)) / num_slices)
+        elapsed_s = self._timed(lambda: self._encode(shape, num_slices))
+        if not is_awaited(self._runner):
+            elapsed_s -= costs.decode.at(1)
+        costs.slice.add(num_tokens / num_slices, elapsed_s / num_slices)
 
     def _encode(self, shape: tuple[int, ...], num_slices: int) -> None:
         pixels = torch.zeros(shape, dtype=torch.uint8)
@@ -72,15 +80,31 @@ class _Measurement:
         else:
             self._runner.encode([pixels])
         if not is_awaited(self._runner):
-            self._step(1)  # waits for the device; next to the picture a row takes little
+            self._runner.step(self._batch(1))  # waits for the device
 
-    def _step(self, rows: int, prompt_tokens: int = 0) -> None:
+    def _batch(self, rows: int, prompt_tokens: int = 0) -> list[Row]:
         batch = [Row(row, self._context, [0], self._sampling) for row in range(rows)]
         if prompt_tokens:
             batch.append(Row(rows, 0, [0] * prompt_tokens, None))
-        self._runner.step(batch)
+        return batch
 
-    def _timed(self, work: Callable[[], None]) -> float:
+    def _step_s(self, rows: int, prompt_tokens: int = 0) -> float:
+        batch = self._batch(rows, prompt_tokens)
+        if self._ahead is None:
+            return self._timed(lambda: self._runner.step(batch))
+        ahead = self._ahead
+        flights = [ahead.launch(batch)]
+
+        def next_result() -> None:
+            flights.append(ahead.launch(batch))
+            flights.pop(0).result()
+
+        next_result()
+        elapsed_s = self._timed(next_result)
+        flights[0].result()
+        return elapsed_s
+
+    def _timed(self, work: Callable[[], object]) -> float:
         """The median of some runs, or the first that ends too late for another."""
         times: list[float] = []
         while len(times) < REPEATS and (not times or self._has_time):

@@ -39,7 +39,7 @@ _ENGINE_TOTALS: Final = (
         "Steps beside decoding that took longer than the inter-token target.",
         "steps_over_target",
     ),
-    ("beholder_encoder_slices", "Slices of pictures (a layer each) encoded beside decoding.", "encoder_slices"),
+    ("beholder_encoder_slices", "Slices of pictures (a layer or two each) encoded beside decoding.", "encoder_slices"),
 )
 # The same by who guessed the tokens: the end of the field's name.
 _DRAFT_TOTALS: Final = (
@@ -175,6 +175,11 @@ class _ServiceCollector(Collector):
             "beholder_encoding_bytes",
             "What the picture that is being encoded keeps between steps.",
             stats.encoding_bytes if stats else 0,
+        )
+        yield self._gauge(
+            "beholder_device_bytes",
+            "Memory of the GPU that the engine's tensors take.",
+            stats.device_bytes if stats else 0,
         )
         yield self._gauge("beholder_ready", "Whether a request sent now would be served.", int(service.ready))
         for name, text, field in _ENGINE_TOTALS:

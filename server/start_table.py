@@ -89,10 +89,12 @@ class Start:
             alone_ms, most_ms = facts["pace_ms"]
             yield f"steps    {alone_ms} ms for {facts['pace_rows']} streams; with new pictures and prompts {most_ms} ms"
         else:
-            why = "no --itl-target-ms" if settings.ttft_target_ms else "--ttft-target-ms 0"  # the former on a GPU
-            yield f"steps    take new pictures and prompts at once ({why}): streams wait for them"
+            yield "steps    take new pictures and prompts at once (--ttft-target-ms 0): streams wait for them"
         cache = _size(facts["vision_cache_bytes"])
         yield f"memory   vision cache {cache}, pixel arena {_size(settings.arena_bytes)}"
+        if facts["device"] != "cpu":
+            parts = [f"{part} {seconds:.1f} s" for part, seconds in facts["start_s"].items() if seconds >= 0.05]
+            yield f"start    {', '.join(parts)}"
         if self.brings_code:
             yield "note     the model folder brings code of its own (auto_map), which is never run"
 

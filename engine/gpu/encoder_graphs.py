@@ -1,10 +1,19 @@
-"""The vision encoder as CUDA graphs, one for each shape of picture that keeps coming: an encoder is hundreds of small
+"""The vision encoder as CUDA graphs, some for each shape of picture that keeps coming: an encoder is hundreds of small
 launches, which cost the host more time than the device.
+
+    graphs of a shape │ begin │ layers 0, 1 │ layers 2, 3 │ … │ finish │
+    buffers      pixels      x 0           x 1           x 0 …        tokens, copied out at once
+                                └ taps ┘
+
+Between any two other work may run, such as steps with graphs of their own. So what goes from one to the next is in
+buffers that no graph allocates, and each reads one and writes the other. A picture whose shape's buffers another one
+is using is encoded without graphs, as are shapes that are new or large: all to the same result.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +22,25 @@ from typing import Final
 import torch
 
 from engine.gpu.graph import Graph, GraphMemory
+from engine.gpu.memory import ENCODER_BUFFERS
 from engine.runner import VisionEncoder
+from preprocess.vision.slices import EncoderState, encode_batch
+
+LAYERS: Final = 2
+"""Of a slice. One of Qwen3-VL-8B's takes 0.6 ms of an H200 for 1024 × 768 pixels: small beside a step, and still a
+dozen replays a picture.
+"""
 
 MOST_SHAPES: Final = 24
 """Captured shapes that are kept; the one that was used longest ago makes room."""
 
+MOST_KEPT: Final = ENCODER_BUFFERS
+"""Bytes of their buffers, unless one has more."""
+
 PATIENCE: Final = 2
-"""A shape is captured when it comes for this time."""
+"""A shape is captured when it comes for this time, a piece at a time as it is encoded; or before that while there is
+nothing to do.
+"""
 
 MOST_BYTES: Final = 3 * 2048 * 2048
 """Larger pictures keep the device busy without a graph, and a graph would keep the memory that they take."""
@@ -27,53 +48,207 @@ MOST_BYTES: Final = 3 * 2048 * 2048
 logger = logging.getLogger("beholder.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    graph: Graph[torch.Tensor]
-    pixels: torch.Tensor
+class ShapeGraphs:
+    """What encodes pictures of one shape, one at a time: piece 0 begins, the last one finishes. A piece is captured
+    when it has run once.
+
+    Args:
+        encoder: The encoder.
+        batch: Of this shape; its values do not matter.
+        memory: Of the graphs.
+    """
+
+    def __init__(self, encoder: VisionEncoder, batch: torch.Tensor, memory: GraphMemory) -> None:
+        self._encoder = encoder
+        self._memory = memory
+        self._pixels = torch.empty_like(batch)
+        # What a state holds beside x and taps depends on the shape alone.
+        self._constant = encoder.begin(batch)
+        self._x = self._constant.x, torch.empty_like(self._constant.x)
+        self._taps: dict[int, list[torch.Tensor]] = {}
+        self._graphs: dict[int, Graph[list[torch.Tensor]]] = {}
+        self._num_groups = num_groups(encoder)
+        self._can_capture = True
+        self._user: weakref.ref[Replaying] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no picture that is still wanted is under way in these buffers."""
+        return self._user is None or self._user() is None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the buffers."""
+        taps = [tap for own in self._taps.values() for tap in own]
+        results = [tokens for graph in self._graphs.values() for tokens in graph.result]
+        return sum(tensor.nbytes for tensor in (self._pixels, *self._x, *taps, *results))
+
+    def prepare(self) -> bool:
+        """Capture the next piece, of a picture that nobody sends. False: all are captured."""
+        index = next((index for index in range(self._num_groups + 2) if index not in self._graphs), None)
+        if index is None or not self._can_capture or not self.is_free:
+            return False
+        self._run(index)
+        return True
+
+    def begin(self, batch: torch.Tensor) -> Replaying:
+        """Pixels → patches."""
+        state = Replaying(self._x[0], self._constant.grid, graphs=self)
+        self._user = weakref.ref(state)
+        self._pixels.copy_(batch)
+        self._run(0)
+        return state
+
+    def go_on(self, state: Replaying) -> None:
+        """The next layers."""
+        state.next_layer += 1
+        self._run(state.next_layer)
+        state.taps += self._taps[state.next_layer]
+
+    def finish(self) -> torch.Tensor:
+        """Vision tokens."""
+        [tokens] = self._run(self._num_groups + 1)
+        self._user = None
+        return tokens.clone()  # before another graph is replayed
+
+    def _run(self, index: int) -> list[torch.Tensor]:
+        graph = self._graphs.get(index)
+        if graph is not None:
+            graph.replay()
+            return graph.result
+        result = self._piece(index)
+        if self._can_capture:
+            try:
+                self._graphs[index] = Graph(lambda: self._piece(index), self._memory)
+            except RuntimeError:
+                shape = tuple(self._pixels.shape)
+                logger.warning("pictures of shape %s are encoded without graphs", shape, exc_info=True)
+                self._can_capture = False
+        return result
+
+    def _piece(self, index: int) -> list[torch.Tensor]:
+        """What is captured: reads buffers and writes others, so that it may run again. The last gives vision tokens."""
+        if index == 0:
+            self._x[0].copy_(self._encoder.begin(self._pixels).x)
+            return []
+        known, source = self._constant, self._x[(index - 1) % 2]
+        state = EncoderState(source, known.grid, known.rotation, known.order, known.windows)
+        if index > self._num_groups:
+            state.taps = [tap for own in self._taps.values() for tap in own]
+            return [self._encoder.finish(state)]
+        state.next_layer = (index - 1) * LAYERS
+        self._encoder.run(state, LAYERS)
+        if index not in self._taps:
+            self._taps[index] = [tap.clone() for tap in state.taps]
+        for kept, tap in zip(self._taps[index], state.taps, strict=True):
+            kept.copy_(tap)
+        self._x[index % 2].copy_(state.x)
+        return []
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Replaying(EncoderState):
+    """A batch on its way through graphs: `next_layer` counts groups of layers. Who lets go of it gives up the batch."""
+
+    graphs: ShapeGraphs | None = None
 
 
 class EncoderGraphs:
-    """The encoder, faster for pictures of a shape that has come before. Equal to the encoder for each picture alone."""
+    """The encoder, faster for pictures of a shape that has come before; a `SlicedEncoder` whose layers are groups of
+    its. Equal to the encoder for each picture alone.
+    """
 
     def __init__(self, encoder: VisionEncoder) -> None:
+        self.num_layers = num_groups(encoder)
         self._encoder = encoder
         self._seen: OrderedDict[torch.Size, int] = OrderedDict()
-        self._captured: OrderedDict[torch.Size, _Captured | None] = OrderedDict()
+        self._captured: OrderedDict[torch.Size, ShapeGraphs] = OrderedDict()
         self._memory = GraphMemory()
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `VisionEncoder.__call__`; pictures are on the device."""
-        return [self._encode(picture) for picture in pictures]
+        return [
+            torch.cat([encode_batch(self, batch) for batch in self.batches(picture)]).flatten(0, 1)
+            for picture in pictures
+        ]
 
-    def _encode(self, picture: torch.Tensor) -> torch.Tensor:
-        shape = picture.shape
-        if picture.numel() > MOST_BYTES:
-            return self._encoder([picture])[0]
+    def num_batches(self, shape: Sequence[int]) -> int:
+        """See `SlicedEncoder.num_batches`."""
+        return self._encoder.num_batches(shape)
+
+    def batches(self, picture: torch.Tensor) -> list[torch.Tensor]:
+        """See `SlicedEncoder.batches`."""
+        return self._encoder.batches(picture)
+
+    def begin(self, batch: torch.Tensor) -> EncoderState:
+        """See `SlicedEncoder.begin`."""
+        graphs = self._graphs_of(batch)
+        if graphs is None or not graphs.is_free:
+            return self._encoder.begin(batch)
+        return graphs.begin(batch)
+
+    def run(self, state: EncoderState, num_layers: int) -> bool:
+        """See `SlicedEncoder.run`."""
+        if not isinstance(state, Replaying) or state.graphs is None:
+            return self._encoder.run(state, num_layers * LAYERS)
+        for _ in range(min(num_layers, self.num_layers - state.next_layer)):
+            state.graphs.go_on(state)
+        return state.next_layer == self.num_layers
+
+    def finish(self, state: EncoderState) -> torch.Tensor:
+        """See `SlicedEncoder.finish`."""
+        if not isinstance(state, Replaying) or state.graphs is None:
+            return self._encoder.finish(state)
+        return state.graphs.finish()
+
+    def knows(self, picture: torch.Tensor) -> bool:
+        """Whether pictures of this one's shape have graphs."""
+        return all(batch.shape in self._captured for batch in self.batches(picture))
+
+    def _graphs_of(self, batch: torch.Tensor) -> ShapeGraphs | None:
+        """None: it comes for the first time, or is too large."""
+        shape = batch.shape
+        if batch.numel() > MOST_BYTES:
+            return None
         if shape not in self._captured:
             count = self._seen.pop(shape, 0) + 1
             self._seen[shape] = count
             if len(self._seen) > 8 * MOST_SHAPES:
                 self._seen.popitem(last=False)
             if count < PATIENCE:
-                return self._encoder([picture])[0]
-            if len(self._captured) >= MOST_SHAPES:
-                self._captured.popitem(last=False)
-            self._captured[shape] = self._capture(picture)
-        captured = self._captured[shape]
+                return None
+            self._make_room()
+            self._add(batch)
         self._captured.move_to_end(shape)
-        if captured is None:
-            return self._encoder([picture])[0]
-        captured.pixels.copy_(picture)
-        captured.graph.replay()
-        return captured.graph.result.clone()
+        return self._captured[shape]
 
-    def _capture(self, picture: torch.Tensor) -> _Captured | None:
-        """None, and a line in the log, where something in the encoder cannot be captured."""
-        pixels = picture.clone()
-        self._encoder([pixels])  # fills what the encoder keeps by shape, and sets libraries up
-        try:
-            return _Captured(Graph(lambda: self._encoder([pixels])[0], self._memory), pixels)
-        except RuntimeError:
-            logger.warning("pictures of shape %s are encoded without a graph", tuple(picture.shape), exc_info=True)
-            return None
+    @torch.inference_mode()
+    def prepare(self, device: torch.device) -> bool:
+        """While there is nothing to do: capture a piece for a shape that has come, if there is room. Whether there is
+        more to do.
+        """
+        if any(graphs.prepare() for graphs in reversed(self._captured.values())):
+            return True
+        shape = next(reversed(self._seen), None)
+        if shape is None or self._is_full:
+            return False
+        self._add(torch.zeros(shape, dtype=torch.uint8, device=device))
+        return True
+
+    def _add(self, batch: torch.Tensor) -> None:
+        self._captured[batch.shape] = ShapeGraphs(self._encoder, batch, self._memory)
+        self._seen.pop(batch.shape, None)
+
+    @property
+    def _is_full(self) -> bool:
+        kept = self._captured.values()
+        return len(kept) >= MOST_SHAPES or sum(graphs.num_bytes for graphs in kept) > MOST_KEPT
+
+    def _make_room(self) -> None:
+        while self._captured and self._is_full:
+            self._captured.popitem(last=False)
+
+
+def num_groups(encoder: VisionEncoder) -> int:
+    """Of layers that run together."""
+    return -(-encoder.num_layers // LAYERS)

@@ -7,16 +7,18 @@ A layer's last sum is made by the next layer's first kernel, so `delta` travels 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 
 from engine.attention.flashinfer_backend import StepPlan
 from engine.gpu.experts import run_experts
-from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
+from engine.gpu.ops import rotate_and_write
 from engine.gpu.skinny import GATE_UP, TO_RESIDUAL, add_parts_rms_norm, is_skinny, skinny, skinny_gate_up
 from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
 from engine.models.experts import Experts
+from preprocess.blocks.gpu_kernels import rms_norm, silu_mul
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.norm import RMSNorm
 
@@ -40,6 +42,13 @@ class FusedDecoder:
     def __init__(self, model: Decoder, pool: torch.Tensor) -> None:
         self.model = model
         self._pool = pool.unbind(0)
+
+    def thin(self) -> FusedDecoder:
+        """The same with one layer of each kind: it launches the same kernels."""
+        decoder, model = copy.copy(self), copy.copy(self.model)
+        model.layers = list({type(layer.mlp): layer for layer in reversed(model.layers)}.values())
+        decoder.model = model
+        return decoder
 
     def logits(
         self,
@@ -97,8 +106,8 @@ class FusedDecoder:
         normed = _add_norm(attended, x, layer.mlp_norm)
         if isinstance(layer.mlp, GatedMLP):
             gate_up = layer.mlp.gate_up
-            if gate_up.bias is None and is_skinny(normed, gate_up.inputs):
-                activated = skinny_gate_up(normed, gate_up.weight, GATE_UP)
+            if is_skinny(normed, gate_up.inputs):
+                activated = skinny_gate_up(normed, gate_up.weight, gate_up.bias, GATE_UP)
             else:
                 activated = silu_mul(gate_up(normed))
             return _to_residual(activated, layer.mlp.down)
@@ -108,8 +117,8 @@ class FusedDecoder:
 
 def _to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """A product whose result is added to the residual stream, in parts where rows are few."""
-    if linear.bias is None and is_skinny(x, linear.inputs):
-        return skinny(x, linear.weight, None, TO_RESIDUAL)
+    if is_skinny(x, linear.inputs):
+        return skinny(x, linear.weight, linear.bias, TO_RESIDUAL)
     return linear(x)
 
 
@@ -117,4 +126,6 @@ def _add_norm(added: torch.Tensor | None, x: torch.Tensor, norm: RMSNorm) -> tor
     """Adds what a product gave to `x` in place, and normalises it."""
     if added is not None and added.dim() == 3:
         return add_parts_rms_norm(added, x, norm.weight, norm.eps)
-    return add_rms_norm(added, x, norm.weight, norm.eps)
+    if added is None:
+        return rms_norm(x, norm.weight, norm.eps)
+    return rms_norm(added, norm.weight, norm.eps, into=x)

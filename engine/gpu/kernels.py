@@ -6,22 +6,7 @@ All arithmetic is float32 whatever the tensors' type; what is stored is rounded 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def add_rms_norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """residual += x where ADD; out = residual / rms(residual) * weight. One program a row."""
-    row = tl.program_id(0).to(tl.int64) * width
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    value = tl.load(residual + row + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + row + columns, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+from engine.gpu.chain_kernels import launch_next, wait_for_last
 
 
 @triton.jit
@@ -40,55 +25,49 @@ def rotate_and_write(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """QK-norm where NORM, rotation of queries (in place) and keys, and keys and values into the pool's slots.
 
-    One program a token and block of HEADS heads, all of them queries, or keys, or values. `sines` are signed, see
+    One program a token and block of HEADS heads, whatever they are. `sines` are signed, see
     `preprocess.blocks.rope.Rope`. qkv (tokens, heads + 2 kv_heads, 2 HALF); weight (heads + kv_heads, 2 HALF);
     pool (slots, 2, kv_heads, 2 HALF).
     """
+    launch_next(EARLY)
+    wait_for_last(EARLY)
     token = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * HEADS
-    heads = first + tl.arange(0, HEADS)
+    total = num_heads + 2 * num_kv_heads
+    heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     columns = tl.arange(0, BLOCK)
-    inside = (columns < HALF)[None, :]
-    source = qkv + (token * (num_heads + 2 * num_kv_heads) + heads[:, None]) * (2 * HALF) + columns[None, :]
+    inside = (columns < HALF)[None, :] & (heads < total)
+    is_turned = heads < num_heads + num_kv_heads  # not values
+    is_query = heads < num_heads
+    source = qkv + (token * total + heads) * (2 * HALF) + columns[None, :]
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    if first < num_heads + num_kv_heads:
-        if NORM:
-            square = tl.sum(low * low + high * high, 1) / (2 * HALF)
-            scale = tl.rsqrt(square + eps)[:, None]
-            gains = weight + heads[:, None] * (2 * HALF) + columns[None, :]
-            low_gain = tl.load(gains, mask=inside, other=0.0).to(tl.float32)
-            high_gain = tl.load(gains + HALF, mask=inside, other=0.0).to(tl.float32)
-            low = (low * scale * low_gain).to(qkv.dtype.element_ty).to(tl.float32)
-            high = (high * scale * high_gain).to(qkv.dtype.element_ty).to(tl.float32)
-        angle = token * angle_stride + columns
-        low_cos = tl.load(cosines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-        high_cos = tl.load(cosines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-        low_sin = tl.load(sines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-        high_sin = tl.load(sines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-        turned = low * low_cos + high * low_sin
-        high = high * high_cos + low * high_sin
-        low = turned
-    target = source
-    if first >= num_heads:
-        slot = tl.load(slots + token).to(tl.int64)
-        target = pool + (slot * (2 * num_kv_heads) + heads[:, None] - num_heads) * (2 * HALF) + columns[None, :]
-    tl.store(target, low.to(qkv.dtype.element_ty), mask=inside)
-    tl.store(target + HALF, high.to(qkv.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
-    """out = silu(gate) * up, gate and up side by side in rows of 2 width. One program a row and block of columns."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    if NORM:
+        square = tl.sum(low * low + high * high, 1) / (2 * HALF)
+        scale = tl.rsqrt(square + eps)[:, None]
+        gains = weight + heads * (2 * HALF) + columns[None, :]
+        low_gain = tl.load(gains, mask=inside & is_turned, other=0.0).to(tl.float32)
+        high_gain = tl.load(gains + HALF, mask=inside & is_turned, other=0.0).to(tl.float32)
+        low = tl.where(is_turned, (low * scale * low_gain).to(qkv.dtype.element_ty).to(tl.float32), low)
+        high = tl.where(is_turned, (high * scale * high_gain).to(qkv.dtype.element_ty).to(tl.float32), high)
+    angle = token * angle_stride + columns
+    low_cos = tl.load(cosines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    high_cos = tl.load(cosines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    low_sin = tl.load(sines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    high_sin = tl.load(sines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    low_turned = low * low_cos + high * low_sin
+    high_turned = high * high_cos + low * high_sin
+    low = tl.where(is_turned, low_turned, low).to(qkv.dtype.element_ty)
+    high = tl.where(is_turned, high_turned, high).to(qkv.dtype.element_ty)
+    tl.store(source, low, mask=inside & is_query)
+    tl.store(source + HALF, high, mask=inside & is_query)
+    slot = tl.load(slots + token).to(tl.int64)
+    target = pool + (slot * (2 * num_kv_heads) + heads - num_heads) * (2 * HALF) + columns[None, :]
+    tl.store(target, low, mask=inside & (heads >= num_heads))
+    tl.store(target + HALF, high, mask=inside & (heads >= num_heads))
 
 
 @triton.jit

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from engine.gpu import kernels
-
-
-def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Adds `x` to `residual` in place where given, and returns the sum's RMS norm, (tokens, width) each."""
-    tokens, width = residual.shape
-    out = torch.empty_like(residual)
-    block = _power_of_two(width)
-    kernels.add_rms_norm[(tokens,)](
-        residual if x is None else x,
-        residual,
-        weight,
-        out,
-        width,
-        eps,
-        ADD=x is not None,
-        BLOCK=block,
-        num_warps=min(16, max(1, block // 512)),
-    )
-    return out
+from engine.gpu.chain import launch_options
 
 
 def rotate_and_write(
@@ -54,10 +34,8 @@ def rotate_and_write(
     """
     tokens, total, dim = qkv.shape
     heads = total - 2 * num_kv_heads
-    # Few tokens: a program a head, for latency. Many: blocks of heads, for throughput.
-    group = 1 if tokens <= 64 else math.gcd(math.gcd(heads, num_kv_heads), 8)
-    group = group & -group  # a power of two
-    kernels.rotate_and_write[(tokens, total // group)](
+    group = 1 if tokens <= 64 else 8  # few tokens: a program a head, for latency
+    kernels.rotate_and_write[(tokens, -(-total // group))](
         qkv,
         qkv if norm_weight is None else norm_weight,
         rotation[0],
@@ -72,18 +50,10 @@ def rotate_and_write(
         HALF=dim // 2,
         BLOCK=_power_of_two(dim // 2),
         HEADS=group,
-        num_warps=1 if group <= 2 else 4,
+        num_warps=1 if group == 1 else 4,
+        **launch_options(),
     )
     return qkv[:, :heads]
-
-
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of (tokens, 2 * inner), gates first → (tokens, inner)."""
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((tokens, inner), dtype=gate_up.dtype, device=gate_up.device)
-    block = min(1024, _power_of_two(inner))
-    kernels.silu_mul[(tokens, -(-inner // block))](gate_up, out, inner, BLOCK=block, num_warps=4)
-    return out
 
 
 def gather_slots(table: torch.Tensor, table_rows: torch.Tensor, indptr: torch.Tensor, out: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ Rows with drafts have graphs of their own, without prompts: a step that has both
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +20,8 @@ import torch
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
-from engine.batch import FUTURE_TOKEN, Row, RowSampling, SampledToken, VisionRows
+from engine.attention.flashinfer_modules import AttentionModules, NoModules
+from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
@@ -28,6 +30,8 @@ from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
+from engine.start_times import Lap, no_lap
+from preprocess.vision.slices import SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
 MOST_PROMPT_TOKENS: Final = 4096
@@ -35,6 +39,8 @@ MOST_PROMPT_TOKENS: Final = 4096
 
 FREE_TOKENS: Final = 128
 """A step of so few tokens takes hardly longer than one of a few: reading the weights takes the time."""
+
+logger = logging.getLogger("beholder.engine")
 
 
 class CudaFlight:
@@ -115,7 +121,8 @@ class _Wanted:
 
 
 class CudaRunner(TorchRunner):
-    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s; the type is bfloat16 or float16.
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, and the kernels of attention; the type is
+    bfloat16 or float16.
 
     Of progress only the encoder tells: the forward of a step is sent within milliseconds, and the next turn reports.
     """
@@ -130,6 +137,7 @@ class CudaRunner(TorchRunner):
         max_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        modules: AttentionModules,
     ) -> None:
         super().__init__(
             model,
@@ -145,7 +153,9 @@ class CudaRunner(TorchRunner):
         self.takes_trees = False  # they would need a mask of their own, which the kernel was compiled without
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
-        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads)
+        self._modules = modules
+        self._captures_more = True
+        self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads, modules)
         self._decoder = FusedDecoder(model, self.kv_pool)
         self.graphs: StepGraphs | None = StepGraphs(
             self._decoder,
@@ -158,27 +168,79 @@ class CudaRunner(TorchRunner):
         self.verify_graphs = VerifyGraphs(self._decoder, self._attention, table, self._future, self.graphs.memory)
         self._encoder_graphs = EncoderGraphs(encoder)
 
-    def warm_up(self) -> None:
-        """See `Runner.warm_up`; graphs are captured here."""
+    def warm_up(self, lap: Lap = no_lap) -> None:
+        """See `Runner.warm_up`; kernels are compiled and the first graphs captured here."""
         assert self.graphs is not None
+        if self.device.type == "cuda":
+            self._compile()
+            lap("Triton")
+        _ = self._modules.tiled, self._modules.hopper
+        lap("FlashInfer")
         super().warm_up()
+        lap("first steps")
         self.graphs.capture()
+        lap("graphs")
         super().warm_up()
         drawn = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
         self.step([Row(0, 0, [0], drawn)])
         torch.cuda.synchronize()
+        lap("first replays")
+
+    def _compile(self) -> None:
+        """Triton's kernels of steps, while FlashInfer's may still be on their way. Those of the encoder have run: its
+        pictures were measured.
+        """
+        assert self.graphs is not None
+        from engine.gpu.precompile import compile_launched
+
+        self._attention.modules = NoModules()
+        try:
+            compile_launched(self.graphs.send_all)
+        finally:
+            self._attention.modules = self._modules
+
+    def idle(self) -> bool:
+        """See `Runner.idle`."""
+        try:
+            if self.graphs is not None and self._captures_more and self._capture_next(self.graphs):
+                return True
+        except RuntimeError:  # such as no memory: what is captured serves
+            logger.warning("no more graphs are captured", exc_info=True)
+            self._captures_more = False
+        self._modules.look()
+        return False
+
+    def _capture_next(self, graphs: StepGraphs) -> bool:
+        return self._encoder_graphs.prepare(self.device) or graphs.capture_next()
+
+    def compile_all(self) -> None:
+        """Fill the caches with what `idle` would have compiled, too."""
+        self._modules.wait()
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Runner.encode`."""
         if not pixels:
             return []
-        sent = [picture.contiguous().pin_memory().to(self.device, non_blocking=True) for picture in pixels]
-        return self._encoder_graphs(sent)
+        return self._encoder_graphs([self._staged(picture) for picture in pixels])
 
     def num_slices(self, shape: Sequence[int]) -> int:
-        """See `Runner.num_slices`: a graph encodes a picture as a whole."""
-        return 1
+        """See `Runner.num_slices`."""
+        return num_slices(self._encoder_graphs, shape)
+
+    def begin(self, pixels: torch.Tensor) -> PictureEncoding:
+        """See `Runner.begin`."""
+        return SlicedEncoding(self._encoder_graphs, self._staged(pixels))
+
+    def _staged(self, pixels: torch.Tensor) -> torch.Tensor:
+        """A picture on the device, without waiting for it. Its pages may change at once: torch keeps the pinned copy
+        until it has been read.
+        """
+        return pixels.contiguous().pin_memory().to(self.device, non_blocking=True)
+
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`."""
+        return tokens if self.graphs is None else self.graphs.prompt_size(tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
@@ -264,6 +326,18 @@ class CudaRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step kernel by kernel: float32 logits (tokens to sample, vocab), row by row."""
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids))  # as attention wants them
+        by_length = [rows[index] for index in order]
+        logits = self._logits(by_length)
+        if order == list(range(len(rows))):
+            return logits
+        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in by_length]
+        ends = np.cumsum(counts)
+        of_row = {index: range(end - count, end) for index, end, count in zip(order, ends, counts, strict=True)}
+        return logits[self._sent([at for index in range(len(rows)) for at in of_row[index]])]
+
+    def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """`logits` of rows in rising length."""
         lengths = [len(row.token_ids) for row in rows]
         ends = np.cumsum(lengths, dtype=np.int64) - 1
         total = int(ends[-1]) + 1

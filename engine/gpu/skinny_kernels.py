@@ -3,6 +3,18 @@
 import triton
 import triton.language as tl
 
+from engine.gpu.chain_kernels import launch_next, prefetch, wait_for_last
+
+
+@triton.jit
+def fetch_weights(weight, column, first, inputs: tl.constexpr, DEPTH: tl.constexpr, FETCHED: tl.constexpr):
+    """Prefetches FETCHED blocks of these outputs' weights from input `first` on, where blocks divide the inputs."""
+    num_bytes: tl.constexpr = DEPTH * weight.dtype.element_ty.primitive_bitwidth // 8
+    if inputs % DEPTH == 0:
+        depth = first + DEPTH * tl.arange(0, FETCHED)
+        addresses = weight + column[:, None].to(tl.int64) * inputs + tl.minimum(depth, inputs - DEPTH)[None, :]
+        prefetch(addresses, num_bytes)
+
 
 @triton.jit
 def multiply(
@@ -18,13 +30,21 @@ def multiply(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
+    FETCHED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """out[split] = x @ weight.T over one of SPLITS parts of the inputs; with one part out is (rows, outputs)."""
+    """out[split] = x @ weight.T over one of SPLITS parts of the inputs, the first with the bias; with one part out is
+    (rows, outputs).
+    """
+    launch_next(EARLY)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part: tl.constexpr = (inputs + SPLITS * DEPTH - 1) // (SPLITS * DEPTH) * DEPTH
     first = tl.program_id(1) * part
     depth = first + tl.arange(0, DEPTH)
+    if EARLY and FETCHED > 0:
+        fetch_weights(weight, tl.minimum(column, outputs - 1), first, inputs, DEPTH, FETCHED)
+    wait_for_last(EARLY)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in range(0, part, DEPTH):
         inside = depth + at < inputs
@@ -38,7 +58,8 @@ def multiply(
         )
         total = tl.dot(a, b, total)
     if HAS_BIAS:
-        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+        wanted = (column < outputs) & (first == 0)
+        total += tl.load(bias + column, mask=wanted, other=0.0).to(tl.float32)[None, :]
     target = out + (tl.program_id(1) * rows + row[:, None]) * outputs + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
 
@@ -47,17 +68,26 @@ def multiply(
 def gate_up(
     x,
     weight,
+    bias,
     out,
     rows,
     inner,
     inputs: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    FETCHED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """out = silu(gate) * up, of x @ weight.T with weight (2 inner, inputs), gates first."""
+    """out = silu(gate) * up, of x @ weight.T + bias with weight (2 inner, inputs), gates first."""
+    launch_next(EARLY)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    if EARLY and FETCHED > 0:
+        fetch_weights(weight, tl.minimum(column, inner - 1), 0, inputs, DEPTH, FETCHED)
+        fetch_weights(weight, inner + tl.minimum(column, inner - 1), 0, inputs, DEPTH, FETCHED)
+    wait_for_last(EARLY)
     depth = tl.arange(0, DEPTH)
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -70,17 +100,34 @@ def gate_up(
         wanted = (column < inner)[None, :] & inside[:, None]
         gate = tl.dot(a, tl.load(gates + (depth + at)[:, None], mask=wanted, other=0.0), gate)
         up = tl.dot(a, tl.load(gates + inner * inputs + (depth + at)[:, None], mask=wanted, other=0.0), up)
+    if HAS_BIAS:
+        gate += tl.load(bias + column, mask=column < inner, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + inner + column, mask=column < inner, other=0.0).to(tl.float32)[None, :]
     result = gate / (1.0 + tl.exp(-gate)) * up
     target = out + row[:, None] * inner + column[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < inner)[None, :])
 
 
 @triton.jit
-def add_parts_rms_norm(parts, residual, weight, out, rows, width, eps, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def add_parts_rms_norm(
+    parts,
+    residual,
+    weight,
+    out,
+    rows,
+    width,
+    eps,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """residual += the sum of parts (SPLITS, rows, width); out = its RMS norm * weight. One program a row."""
+    launch_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
     added = tl.zeros((BLOCK,), tl.float32)
     for split in tl.static_range(SPLITS):
         added += tl.load(parts + (split * rows + row) * width + columns, mask=inside, other=0.0)
@@ -90,5 +137,4 @@ def add_parts_rms_norm(parts, residual, weight, out, rows, width, eps, SPLITS: t
     tl.store(residual + row * width + columns, rounded, mask=inside)
     value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)

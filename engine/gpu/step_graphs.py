@@ -4,8 +4,11 @@
               └────────── decode size ──────────────┘└──────── prompt size ────────┘
 
 A step's tokens fill up the next captured pair of sizes. Attention runs once over the decode rows and once over the
-chunks, each with tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind the last, so
-that it reads and writes the dummy slot alone, and nobody looks at what it draws.
+chunks, each with a kernel or tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind
+the last, so that it reads and writes the dummy slot alone, and nobody looks at what it draws.
+
+Before the first user only a few sizes are captured, each twice the one before; the others, and those for which a faster
+kernel has been compiled since, while there is nothing to do. Until then the next larger size serves.
 """
 
 from __future__ import annotations
@@ -19,37 +22,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, PartPlan, StepPlan, Workspace
+from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, Part, PartPlan, StepPlan, Workspace
 from engine.batch import Row, RowSampling
+from engine.gpu.decode_attention import DecodePart, DecodeRows, part_keys
 from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw, temperature_of
+from engine.gpu.step_sizes import EARLY_ROWS, LITTLE, coarse, decode_sizes, prompt_sizes, sizes_beside
 from engine.sampling import noise_key
 
 MOST_CHUNKS: Final = 16
 """Chunks of prompts in a captured step."""
-
-
-def decode_sizes(most: int) -> list[int]:
-    """Captured numbers of decode rows: close together where a step is short, at most an eighth too large beyond."""
-    sizes = [size for size in (1, 2, 3, 4, 6, 8) if size < most]
-    size = 8
-    while size < most:
-        size += max(4, (size // 8) & ~3)
-        sizes.append(min(size, most))
-    return sizes if sizes and sizes[-1] == most else [*sizes, most]
-
-
-def sizes_beside(most: int) -> list[int]:
-    """Numbers of decode rows that are captured beside chunks: few, since chunks cost most of such a step."""
-    return [0, *(size for size in (8, 24, 64, 128, 256, 512) if size <= 3 * most // 4), most]
-
-
-def prompt_sizes(most: int) -> list[int]:
-    """Captured numbers of tokens of chunks."""
-    sizes = [*range(64, 1025, 64), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
-    return [size for size in sizes if size <= most] or [most]
 
 
 def cut(flat: Any, **counts: int) -> dict[str, Any]:
@@ -97,6 +81,7 @@ class Layout:
             places=self.tokens,
             rotary=3 * self.tokens,
             is_vision=self.tokens,
+            part_keys=self.decode,
             decode_keys=self.decode + 1,
             chunk_queries=self.chunks + 1,
             chunk_keys=self.chunks + 1,
@@ -106,7 +91,7 @@ class Layout:
     @property
     def length(self) -> int:
         """Of the array."""
-        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + self.decode + 3 * self.chunks + 32
+        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + 2 * self.decode + 3 * self.chunks + 40
 
 
 def is_decode(row: Row) -> bool:
@@ -163,10 +148,11 @@ class _Captured:
     graph: Graph[tuple[torch.Tensor, torch.Tensor]]
     decode_plan: list[int]
     chunk_plan: list[int]
+    hopper: bool
 
 
 class StepGraphs:
-    """Captures at start, replays at each step.
+    """Captures a few sizes at start and the others later, replays one at each step.
 
     Args:
         decoder: The model.
@@ -197,8 +183,8 @@ class StepGraphs:
         self._num_taps = num_taps
         self._has_axes = config.rope.sections is not None
         self._decode_sizes = decode_sizes(self.most)
-        self._sizes_beside = sizes_beside(self.most)
         self._prompt_sizes = prompt_sizes(most_tokens)
+        self._sizes_beside = {prompt: sizes_beside(self.most, prompt) for prompt in self._prompt_sizes}
         longest = Layout(self.most, self._prompt_sizes[-1], MOST_CHUNKS)
         self._inputs = torch.zeros(longest.length, dtype=torch.int32, device=device)
         self._decode_slots = torch.zeros(table.numel(), dtype=torch.int32, device=device)
@@ -211,17 +197,67 @@ class StepGraphs:
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspaces = Workspace(device), Workspace(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
         self.memory = GraphMemory()
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every size, largest first, so that the smaller ones share its memory."""
+    def sizes(self) -> list[tuple[int, int]]:
+        """Decode rows and tokens of chunks of all graphs, largest first, so that the smaller ones share its memory."""
         sizes = [
-            *itertools.product(self._sizes_beside, self._prompt_sizes),
+            *((size, prompt) for prompt, sizes in self._sizes_beside.items() for size in sizes),
             *((size, 0) for size in self._decode_sizes),
         ]
-        for size in sorted(sizes, key=sum, reverse=True):
-            self._captured[size] = self._capture(*size)
+        return sorted(sizes, key=sum, reverse=True)
+
+    def first_sizes(self) -> list[tuple[int, int]]:
+        """Those that serve every step, if not as fast as all together. In the order of `sizes`."""
+        first = {*itertools.product((0, self.most), coarse(self._prompt_sizes))}
+        first |= {(EARLY_ROWS, prompt) for prompt in self._prompt_sizes if prompt <= LITTLE}
+        first |= {(size, 0) for size in coarse(self._decode_sizes)}
+        return [size for size in self.sizes() if size in first]
+
+    def capture(self) -> None:
+        """Capture what the first steps need."""
+        for size in self.first_sizes():
+            self._take(size)
+
+    def capture_next(self) -> bool:
+        """Capture one size that is missing, or that a faster kernel serves by now. False: there is none."""
+        for size in self.sizes():
+            known = self._captured.get(size)
+            if known is None or (not known.hopper and self._attention.prefers_hopper(size[1])):
+                self._take(size)
+                return True
+        return False
+
+    @torch.inference_mode()
+    def send_all(self) -> None:
+        """Launch the work of all sizes, of one layer of each kind, outside of graphs: see `compile_launched`."""
+        whole = self._decoder
+        self._decoder = whole.thin()
+        for decode, prompt in self.sizes():
+            layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
+            self._forward(layout, self._send(StepRows([], [], []), layout, hopper=False), hopper=False)
+        self._decoder = whole
+
+    def _take(self, size: tuple[int, int]) -> None:
+        self._captured[size] = self._capture(*size)
+        self._chosen.clear()
+
+    def _choose(self, decode: int, prompt: int) -> tuple[int, int]:
+        """The smallest captured size that a step fits into."""
+        chosen = self._chosen.get((decode, prompt))
+        if chosen is None:
+            fitting = [
+                size
+                for size in self._captured
+                if size[0] >= decode and size[1] >= prompt and (size[1] > 0) == (prompt > 0)
+            ]
+            chosen = self._chosen[decode, prompt] = min(fitting, key=lambda size: (size[1], size[0]))
+        return chosen
+
+    def prompt_size(self, tokens: int) -> int:
+        """See `Runner.prompt_size`; once all sizes are captured."""
+        return next((size for size in self._prompt_sizes if size >= tokens), tokens) if tokens else 0
 
     def fits(self, rows: StepRows) -> bool:
         """Whether a captured size is large enough."""
@@ -235,12 +271,9 @@ class StepGraphs:
     @torch.inference_mode()
     def run(self, rows: StepRows) -> StepResult:
         """Launches a step that `fits`."""
-        decode, prompt = len(rows.decodes), rows.num_prompt_tokens
-        if prompt:
-            prompt = next(size for size in self._prompt_sizes if size >= prompt)
-        decode = next(size for size in (self._sizes_beside if prompt else self._decode_sizes) if size >= decode)
+        decode, prompt = self._choose(len(rows.decodes), rows.num_prompt_tokens)
         captured = self._captured[decode, prompt]
-        plans = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0))
+        plans = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), hopper=captured.hopper)
         if [list(plan) for plan in plans] != [captured.decode_plan, captured.chunk_plan]:
             raise RuntimeError(f"a step of {decode} + {prompt} tokens was captured for another plan of attention")
         if prompt:
@@ -259,8 +292,8 @@ class StepGraphs:
                 self._vision[first : first + part.count] = source.view(part.count, -1)
             at += len(row.token_ids)
 
-    def _send(self, rows: StepRows, layout: Layout) -> tuple[Any, Any]:
-        """Inputs and plans of attention to the device, padded."""
+    def _send(self, rows: StepRows, layout: Layout, *, hopper: bool) -> tuple[Any, Any]:
+        """Inputs and plans of attention to the device, padded. `hopper`: which kernel reads chunks."""
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
         parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
         parts["places"].fill(self.most)
@@ -307,7 +340,9 @@ class StepGraphs:
         decode_plan: Any = ()
         chunk_plan: Any = ()
         schedule = self._attention.schedule
-        if layout.decode:
+        if 0 < layout.decode <= self._attention.decoding.most_rows:
+            parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
+        elif layout.decode:
             of_decodes = Lengths.of(np.ones(layout.decode, np.int32), lengths)
             parts["decode_keys"][:] = of_decodes.keys
             decode_plan = schedule(of_decodes, self._workspaces[0], padded_tokens=layout.decode)
@@ -319,35 +354,42 @@ class StepGraphs:
             parts["chunk_queries"][:] = of_chunks.query
             parts["chunk_keys"][:] = of_chunks.keys
             parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
-            chunk_plan = schedule(of_chunks, self._workspaces[1], padded_tokens=layout.prompt)
+            chunk_plan = schedule(of_chunks, self._workspaces[1], padded_tokens=layout.prompt, hopper=hopper)
         self._inputs[: layout.length].copy_(staged, non_blocking=True)
         return decode_plan, chunk_plan
 
+    @torch.inference_mode()
     def _capture(self, decode: int, prompt: int) -> _Captured:
         layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
-        plans = self._send(StepRows([], [], []), layout)
+        hopper = self._attention.prefers_hopper(prompt)
+        plans = self._send(StepRows([], [], []), layout, hopper=hopper)
         torch.cuda.synchronize()
-        self._forward(layout, plans)  # kernels compile and libraries set up outside of the capture
-        graph = Graph(lambda: self._forward(layout, plans), self.memory)
-        return _Captured(graph, list(plans[0]), list(plans[1]))
+        self._forward(layout, plans, hopper=hopper)  # kernels compile and libraries set up outside of the capture
+        graph = Graph(lambda: self._forward(layout, plans, hopper=hopper), self.memory)
+        return _Captured(graph, list(plans[0]), list(plans[1]), hopper)
 
-    def _forward(self, layout: Layout, plans: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, layout: Layout, plans: tuple[Any, Any], *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
         parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
         decode, tokens = layout.decode, layout.tokens
         token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
         decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
-        of_step = []
-        if decode:
+        of_step: list[Part] = []
+        if 0 < decode <= self._attention.decoding.most_rows:
+            rows = DecodeRows(parts["places"][:decode], parts["positions"][:decode], parts["part_keys"])
+            of_step.append(DecodePart(0, decode, self._attention.decoding, rows))
+        elif decode:
             gather_slots(self._table, parts["places"][:decode], parts["decode_keys"], self._decode_slots)
-            queries = self._decode_queries[: decode + 1]
-            workspace = self._workspaces[0]
-            of_step.append(PartPlan(0, decode, workspace, plans[0], queries, parts["decode_keys"], self._decode_slots))
+            queries, keys, workspace = self._decode_queries[: decode + 1], parts["decode_keys"], self._workspaces[0]
+            of_step.append(PartPlan(self._attention, 0, decode, workspace, plans[0], queries, keys, self._decode_slots))
         if layout.prompt:
             gather_slots(self._table, parts["chunk_places"], parts["chunk_keys"], self._chunk_slots)
             queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspaces[1]
-            of_step.append(PartPlan(decode, layout.prompt, workspace, plans[1], queries, keys, self._chunk_slots))
-        plan = StepPlan(self._attention, slots, of_step, pad=layout.prompt > 0)
+            slots_of, attention = self._chunk_slots, self._attention
+            of_step.append(
+                PartPlan(attention, decode, layout.prompt, workspace, plans[1], queries, keys, slots_of, hopper)
+            )
+        plan = StepPlan(self._attention.pool, slots, of_step, pad=layout.prompt > 0)
         hidden = self._decoder.model.embed(token_ids)
         deepstack = None
         if layout.prompt:

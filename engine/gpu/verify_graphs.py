@@ -219,9 +219,8 @@ class VerifyGraphs:
         decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
         queries, keys, key_slots = parts["row_queries"], parts["row_keys"], buffers.key_slots
         gather_slots(self._table, parts["row_places"], keys, key_slots)
-        plan = StepPlan(
-            self._attention, slots, [PartPlan(0, tokens, buffers.workspace, info, queries, keys, key_slots)]
-        )
+        part = PartPlan(self._attention, 0, tokens, buffers.workspace, info, queries, keys, key_slots)
+        plan = StepPlan(self._attention.pool, slots, [part])
         hidden = self._decoder.model.embed(token_ids)
         logits = self._logits[tokens].copy_(self._decoder.logits(hidden, parts["rotary"], plan))
         drawn = torch.empty(tokens, dtype=torch.int64, device=logits.device)

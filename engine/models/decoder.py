@@ -154,6 +154,8 @@ class Decoder:
         self.norm = RMSNorm.load(checkpoint, f"{prefix}.norm", config.hidden_size, config.rms_norm_eps)
         if checkpoint.has(f"{head}.weight"):
             self.head = Linear.load(checkpoint, head, config.hidden_size, config.vocab_size, bias=False)
+        elif tied and checkpoint.device.type == "cuda":
+            self.head = Linear(self.embedding.table)  # a CPU lays the head out in its own way
         elif tied:
             self.head = Linear.load(
                 checkpoint,

@@ -1,5 +1,7 @@
 """Reads the tensors of a Hugging Face folder: safetensors only, one file or many, packed weights included.
 
+On a CPU they are views of the mapped files. For a GPU they are read ahead by many threads, see `ParallelReader`.
+
 Models ask for each tensor by name and shape, and call `finish` at the end, so that whatever is missing, misshapen or
 left over is named before the first request.
 """
@@ -15,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from preprocess.blocks.fields import Fields, read_json
 from preprocess.blocks.packed import SUFFIXES, Quantisation, dequantise, unpack
+from preprocess.blocks.parallel_reader import ParallelReader, places
 from preprocess.errors import ModelError
 
 _IGNORED: Final = (".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq", ".embeddings.position_ids")
@@ -45,6 +48,7 @@ class Checkpoint:
         self._file_of = _tensor_files(folder)
         self._open: dict[str, Any] = {}
         self._taken: set[str] = set()
+        self._ahead = self._reader() if device.type == "cuda" else None
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name, or `name` packed."""
@@ -63,7 +67,7 @@ class Checkpoint:
         """A floating tensor that is never packed, such as a norm, a bias or a convolution."""
         if name not in self._file_of:
             raise ModelError(f"{self.folder}: tensor {name} is missing (shape {shape} expected)")
-        tensor = self._read(name)
+        tensor = self._read_ahead(name)
         if not tensor.is_floating_point():
             raise ModelError(f"{self.folder}: tensor {name} is {tensor.dtype}, expected floating point")
         return self._checked(name, tensor, shape)
@@ -114,7 +118,7 @@ class Checkpoint:
             ModelError: A tensor of a part that was read was never asked for: the folder is of another architecture than
                 its configuration says.
         """
-        self._open.clear()
+        self.close()
         left = sorted(name for name in self._file_of.keys() - self._taken if not name.endswith(_IGNORED))
         parts = {_part(name) for name in self._taken}
         within = [name for name in left if _part(name) in parts]
@@ -122,6 +126,34 @@ class Checkpoint:
             raise ModelError(f"{self.folder}: tensors that the model does not have: {_some(within)}")
         if left:
             _log.warning("%s: tensors of parts that the model does not have are not read: %s", self.folder, _some(left))
+
+    def close(self) -> None:
+        """Let go of the files. What is asked for after all is read then."""
+        self._open.clear()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def _reader(self) -> ParallelReader:
+        """Whoever reads what is not packed."""
+        left_alone = (*(f".{suffix}" for suffix in SUFFIXES), *_IGNORED)
+        found = {}
+        for file in sorted(set(self._file_of.values())):
+            self._open[file] = _open(self.folder / file)  # names what is wrong with it
+            for name, place in places(self.folder / file).items():
+                if self._file_of.get(name) == file and not name.endswith(left_alone):
+                    found[name] = place
+        return ParallelReader(found, self.device)
+
+    def _read_ahead(self, name: str) -> torch.Tensor:
+        """As `_read`, of the reader that is ahead, if there is one."""
+        if self._ahead is None or name not in self._ahead:
+            return self._read(name)
+        self._taken.add(name)
+        try:
+            return self._ahead.take(name)
+        except OSError as error:
+            raise ModelError(f"{self.folder / self._file_of[name]}: tensor {name} cannot be read: {error}") from None
 
     def _file(self, name: str) -> Any:
         """The open file that holds a tensor."""

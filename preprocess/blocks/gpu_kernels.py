@@ -1,11 +1,15 @@
-"""Triton kernels that encoders use on a GPU, with their launches. Imported only where tensors are on one."""
+"""Triton kernels of layers that encoders and language models share, with their launches. Imported only where tensors
+are on a GPU.
+
+All arithmetic is float32 whatever the tensors' type; what is stored is rounded once.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _rotate(
     heads,
     cosines,
@@ -94,5 +98,74 @@ def layer_norm(
         ADD=into is not None,
         BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
+    )
+    return out
+
+
+@triton.jit
+def _rms_norm(x, into, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. into += x where ADD, and what is normalised is `into`."""
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(into.dtype.element_ty)
+        tl.store(into + row + columns, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, into: torch.Tensor | None = None) -> torch.Tensor:
+    """Norm of x (…, width), or of x + into, which `into` then is."""
+    x = x.contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    block = 1 << (width - 1).bit_length()
+    _rms_norm[(x.numel() // width,)](
+        x,
+        x if into is None else into,
+        weight,
+        out,
+        width,
+        eps,
+        ADD=into is not None,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out
+
+
+@triton.jit
+def _silu_mul(gate_up, bias, out, width, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row and block of columns; gate and up stand side by side in rows of 2 width."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        gate += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up of (…, 2 * inner), gates first, with a bias (2 * inner,) of theirs → (…, inner)."""
+    gate_up = gate_up.contiguous()
+    inner = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], inner), dtype=gate_up.dtype, device=gate_up.device)
+    block = min(1024, 1 << (inner - 1).bit_length())
+    _silu_mul[(out.numel() // inner, -(-inner // block))](
+        gate_up,
+        gate_up if bias is None else bias,
+        out,
+        inner,
+        HAS_BIAS=bias is not None,
+        BLOCK=block,
+        num_warps=4,
     )
     return out

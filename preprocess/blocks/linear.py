@@ -109,6 +109,10 @@ class Linear:
             return torch.mm(x, self._weight.T, out_dtype=torch.float32)
         return self(x).float()
 
+    def without_bias(self, x: torch.Tensor) -> torch.Tensor:
+        """(…, inputs) → (…, outputs), for whoever adds the bias later, in a pass that there is anyway (on a GPU)."""
+        return F.linear(x, self.weight)
+
     def weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """For whoever multiplies otherwise, before the first call: a checkpoint's integers and their scales, or the
         weight and None; and the bias.

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from preprocess.blocks.checkpoint import Checkpoint
+from preprocess.blocks.fusion import is_fused
 
 
 class RMSNorm:
@@ -25,13 +26,24 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, width) → (…, width)."""
-        if x.device.type != "cpu":
-            return F.rms_norm(x, self._shape, self.weight, self.eps)
+        if is_fused(x):
+            from preprocess.blocks.gpu_kernels import rms_norm
+
+            return rms_norm(x, self.weight, self.eps)
         # `F.rms_norm` of a CPU is a dozen operations; this is seven, with the same result.
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (…, 1)
         scale = torch.addcmul(self._eps, length, length, value=1 / self._shape[0]).rsqrt_()
         return (wide * scale).mul_(self._wide_weight).to(x.dtype)
+
+    def of_sum(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `LayerNorm.of_sum`."""
+        if y is not None and is_fused(x):
+            from preprocess.blocks.gpu_kernels import rms_norm
+
+            return y, rms_norm(x, self.weight, self.eps, into=y)
+        total = x if y is None else x + y
+        return total, self(total)
 
 
 class QKNorm:
@@ -85,17 +97,17 @@ class LayerNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, width) → (…, width)."""
-        if x.device.type == "cuda":
+        if is_fused(x):
             from preprocess.blocks.gpu_kernels import layer_norm
 
             return layer_norm(x, self.weight, self.bias, self.eps)
         return F.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
 
-    def of_sum(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + y, and its norm. On a GPU `y` becomes the sum, in one pass with the norm."""
-        if x.device.type == "cuda":
+    def of_sum(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + y, or x where `y` is None, and its norm. On a GPU `y` becomes the sum, in one pass with the norm."""
+        if y is not None and is_fused(x):
             from preprocess.blocks.gpu_kernels import layer_norm
 
             return y, layer_norm(x, self.weight, self.bias, self.eps, into=y)
-        total = x + y
+        total = x if y is None else x + y
         return total, self(total)

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from preprocess.blocks.fields import Fields
+from preprocess.blocks.fusion import is_fused
 
 _KINDS: Final = ("default", "linear", "llama3", "yarn")
 
@@ -166,7 +167,7 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     half of the sines negated, that is `head * cos + roll(head) * sin`, three operations for all heads.
     """
     dense = heads.dim() == 4 and heads.stride(3) == 1 and heads.stride(2) == heads.shape[3]
-    if heads.device.type == "cuda" and dense and cos.is_contiguous() and sin.is_contiguous():
+    if is_fused(heads) and dense and cos.is_contiguous() and sin.is_contiguous():
         from preprocess.blocks.gpu_kernels import rotate_heads_
 
         rotate_heads_(heads, cos, sin)

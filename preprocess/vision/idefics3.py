@@ -15,11 +15,13 @@ import torch.nn.functional as F
 
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
+from preprocess.blocks.fusion import is_fused
 from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
 from preprocess.model_folder import ModelFolder
 from preprocess.vision.normalisation import Normalisation
-from preprocess.vision.slices import EncoderState, encode_batch
+from preprocess.vision.patches import Grid
+from preprocess.vision.slices import EncoderState, encode_batch, total_of
 
 MAX_TILES: Final = 32
 """Tiles that go through the encoder together; more only cost memory."""
@@ -67,7 +69,7 @@ class Idefics3VisionConfig:
 
 
 class EncoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). What the MLP adds is left to the next layer's first norm."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, config: Idefics3VisionConfig) -> None:
         width, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
@@ -82,14 +84,14 @@ class EncoderLayer:
         self.num_heads = config.num_heads
         self.gelu = config.gelu
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(tiles, patches, hidden) → the same."""
-        qkv = self.qkv(self.attention_norm(x))
-        qkv = qkv.view(*x.shape[:2], 3, self.num_heads, -1)  # (tiles, patches, 3, heads, dim)
+    def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (tiles, patches, hidden) and what is still to be added to it → the same two."""
+        x, normed = self.attention_norm.of_sum(x, added)
+        qkv = self.qkv(normed).view(*x.shape[:2], 3, self.num_heads, -1)  # (tiles, patches, 3, heads, dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (tiles, heads, patches, dim)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (tiles, patches, hidden)
-        x = x + self.out(attended)
-        return x + self.fc2(self.fc1.gelu(self.mlp_norm(x), self.gelu))
+        x, normed = self.mlp_norm.of_sum(x, self.out(attended))
+        return x, self.fc2(self.fc1.gelu(normed, self.gelu))
 
 
 class Idefics3Encoder:
@@ -160,19 +162,27 @@ class Idefics3Encoder:
             raise ValueError(
                 f"tile of {batch.shape[1]}×{batch.shape[2]} pixels, expected sides in {patch * scale} pixels"
             )
-        tiles = batch[:, : rows * patch, : columns * patch]  # as a convolution does: what fills no patch is not seen
-        pixels = self.normalisation(tiles).to(self.dtype).view(num_tiles, rows, patch, columns, patch, 3)
-        x = self.patch_embedding(
-            pixels.transpose(2, 3).reshape(num_tiles, rows * columns, -1)
-        )  # (tiles, patches, hidden)
+        # As in a convolution, what fills no patch is not seen.
+        if is_fused(batch):
+            from preprocess.vision.gpu_patches import cut
+
+            grid, width = Grid(rows, columns), self.patch_embedding.inputs
+            patches = cut(batch.unsqueeze(1), self.normalisation, grid, patch, width, self.dtype)
+        else:
+            tiles = self.normalisation(batch[:, : rows * patch, : columns * patch]).to(self.dtype)
+            pixels = tiles.view(num_tiles, rows, patch, columns, patch, 3)
+            patches = pixels.transpose(2, 3).reshape(num_tiles, rows * columns, -1)
+        x = self.patch_embedding(patches)  # (tiles, patches, hidden)
         return EncoderState(x + self._position_rows(rows, columns), (rows, columns))
 
     def run(self, state: EncoderState, num_layers: int) -> bool:
         """See `SlicedEncoder.run`."""
+        added: torch.Tensor | None = None
         for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            state.x = layer(state.x)
+            state.x, added = layer(state.x, added)
             state.next_layer += 1
+        state.x = total_of(state.x, added)
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:

@@ -23,12 +23,13 @@ import torch.nn.functional as F
 
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
+from preprocess.blocks.fusion import is_fused
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.norm import LayerNorm, RMSNorm
 from preprocess.blocks.rope import rotate_
 from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
-from preprocess.vision.slices import EncoderState, Windows, encode_batch
+from preprocess.vision.slices import EncoderState, Windows, encode_batch, total_of
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -135,12 +136,16 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(…, hidden) → the same."""
+        if is_fused(x):
+            from preprocess.blocks.gpu_kernels import silu_mul
+
+            return self.down(silu_mul(self.gate_up.without_bias(x), self.gate_up.bias))
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
 
 class EncoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). What the MLP adds is left to the next layer's first norm."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, config: Qwen2VLVisionConfig) -> None:
         width, inner = config.hidden_size, config.intermediate_size
@@ -153,25 +158,52 @@ class EncoderLayer:
         self.mlp: Callable[[torch.Tensor], torch.Tensor] = mlp(checkpoint, f"{prefix}.mlp", width, inner)
         self.num_heads = config.num_heads
 
-    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], windows: Windows) -> torch.Tensor:
-        """(items, patches, hidden) → the same; attention stays within windows."""
-        items, patches, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(items, patches, 3, self.num_heads, -1)
-        rotate_(qkv[:, :, 0], *rotation)
-        rotate_(qkv[:, :, 1], *rotation)
-        attended = torch.empty_like(x)
-        first = 0
-        for count, size in windows:
-            last = first + count * size
-            within = qkv[:, first:last].reshape(items * count, size, *qkv.shape[2:])  # (windows, size, 3, heads, dim)
-            q, k, v = within.permute(2, 0, 3, 1, 4)  # each (windows, heads, size, dim)
-            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (windows, size, heads, dim)
-            attended[:, first:last] = seen.reshape(items, count * size, width)
-            first = last
-        x = x + self.out(attended)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        added: torch.Tensor | None,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        windows: Windows,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x (items, patches, hidden) and what is still to be added to it → the same two; attention stays within
+        windows.
+        """
+        x, normed = self.attention_norm.of_sum(x, added)
+        qkv = self.qkv(normed).view(*x.shape[:2], 3 * self.num_heads, -1)
+        added = self.out(_attend(qkv, rotation, windows))
+        if x.shape[1] <= _SLICE:
+            x, normed = self.mlp_norm.of_sum(x, added)
+            return x, self.mlp(normed)
+        x = x + added
         for part in torch.split(x, _SLICE, dim=1):
             part += self.mlp(self.mlp_norm(part))
-        return x
+        return x, None
+
+
+def _attend(qkv: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], windows: Windows) -> torch.Tensor:
+    """Attention of heads (items, patches, 3 * heads, dim) that are not yet turned, within windows: (items, patches,
+    heads * dim). `qkv` is changed.
+    """
+    items, patches, total, dim = qkv.shape
+    if is_fused(qkv):
+        from preprocess.vision.gpu_windows import attend_in_windows, fits
+
+        if fits(windows):
+            return attend_in_windows(qkv, rotation, windows)
+    heads = total // 3
+    rotate_(qkv[:, :, : 2 * heads], *rotation)  # queries and keys, not values
+    attended = qkv.new_empty((items, patches, heads * dim))
+    first = 0
+    for count, size in windows:
+        last = first + count * size
+        within = qkv[:, first:last].reshape(items * count, size, 3, heads, dim)
+        q, k, v = within.permute(2, 0, 3, 1, 4)  # each (windows, heads, size, dim)
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (windows, size, heads, dim)
+        if len(windows) == 1:
+            return seen.reshape(items, patches, heads * dim)
+        attended[:, first:last] = seen.reshape(items, count * size, heads * dim)
+        first = last
+    return attended
 
 
 class Merger:
@@ -227,36 +259,46 @@ class Qwen2VLEncoder:
     def begin(self, batch: torch.Tensor) -> EncoderState:
         """See `SlicedEncoder.begin`: uint8 (items, frames, height, width, 3)."""
         config = self.config
-        height, width = batch.shape[2:4]
-        x = self.embed(batch)  # (items, patches, hidden)
-        rows, columns = height // config.patch_size, width // config.patch_size
-        at = places(rows, columns, config.merge, x.device)
+        head_dim, merge = config.hidden_size // config.num_heads, config.merge
+        grid = self.embed.grid(batch.shape[2], batch.shape[3], config.window)
+        shape = grid.rows * merge, grid.columns * merge
+        x = self.embed(batch, grid)  # (items, patches, hidden)
         windows: Windows = []
         order = None
+        if is_fused(x):
+            from preprocess.vision import gpu_patches
+
+            rotation = gpu_patches.axial_rotation(grid, head_dim, config.rope_theta, x.dtype, x.device)
+            if config.window:
+                windows = windows_of(grid.rows, grid.columns, config.window, merge**2)
+                order = gpu_patches.window_order(grid, x.device)
+            return EncoderState(x, shape, rotation, order, windows)
+        at = places(*shape, merge, x.device)
         if config.window:
-            order, windows = self._windows(rows // config.merge, columns // config.merge, x.device)
-            x, at = _ordered(x, order, 1, config.merge**2), _ordered(at, order, 1, config.merge**2)
-        rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
-        return EncoderState(x, (rows, columns), rotation, order, windows)
+            order, windows = self._windows(grid.rows, grid.columns, x.device)
+            x, at = _ordered(x, order, 1, merge**2), _ordered(at, order, 1, merge**2)
+        return EncoderState(x, shape, axial_rotation(at, head_dim, config.rope_theta, x.dtype), order, windows)
 
     def run(self, state: EncoderState, num_layers: int) -> bool:
         """See `SlicedEncoder.run`."""
         assert state.rotation is not None
         whole: Windows = [(1, state.x.shape[1])]
+        added: torch.Tensor | None = None
         for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
             has_windows = state.windows and state.next_layer not in self.config.full_layers
-            state.x = layer(state.x, state.rotation, state.windows if has_windows else whole)
+            state.x, added = layer(state.x, added, state.rotation, state.windows if has_windows else whole)
             state.next_layer += 1
+        state.x = total_of(state.x, added)
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:
         """See `SlicedEncoder.finish`: (items, tokens, output_size)."""
         tokens = self.merger(state.x)
-        return tokens if state.order is None else tokens.index_select(1, state.order.argsort())
+        return tokens if state.order is None else torch.empty_like(tokens).index_copy_(1, state.order, tokens)
 
     def _windows(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Windows]:
-        """`window_order` of a grid of tokens, on the device: kept, since the same grids come again and again."""
+        """`window_order` of a grid of tokens: kept, since the same grids come again and again."""
         if (rows, columns) not in self._known_windows:
             if len(self._known_windows) >= _MOST_GRIDS:
                 self._known_windows.popitem(last=False)
@@ -273,7 +315,6 @@ def window_order(rows: int, columns: int, window: int, patches: int) -> tuple[to
     token = torch.arange(rows * columns).view(rows, columns)
     row_edge, column_edge = rows - rows % window, columns - columns % window
     order: list[torch.Tensor] = []
-    windows: Windows = []
     for top, bottom in ((0, row_edge), (row_edge, rows)):
         for left, right in ((0, column_edge), (column_edge, columns)):
             part = token[top:bottom, left:right]
@@ -282,8 +323,17 @@ def window_order(rows: int, columns: int, window: int, patches: int) -> tuple[to
             high, wide = min(window, bottom - top), min(window, right - left)
             cut = part.view(part.shape[0] // high, high, part.shape[1] // wide, wide).transpose(1, 2)
             order.append(cut.flatten())
-            windows.append((cut.shape[0] * cut.shape[1], high * wide * patches))
-    return torch.cat(order), windows
+    return torch.cat(order), windows_of(rows, columns, window, patches)
+
+
+def windows_of(rows: int, columns: int, window: int, patches: int) -> Windows:
+    """The windows of `window_order`."""
+    windows: Windows = []
+    for high, down in ((window, rows // window), (rows % window, 1)):
+        for wide, across in ((window, columns // window), (columns % window, 1)):
+            if down * across * high * wide:
+                windows.append((down * across, high * wide * patches))
+    return windows
 
 
 def _ordered(x: torch.Tensor, order: torch.Tensor, dim: int, patches: int) -> torch.Tensor:

@@ -18,12 +18,13 @@ import torch.nn.functional as F
 
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
+from preprocess.blocks.fusion import is_fused
 from preprocess.blocks.linear import Embedding, Linear
 from preprocess.blocks.norm import LayerNorm
 from preprocess.blocks.rope import rotate_
 from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
-from preprocess.vision.slices import EncoderState, encode_batch
+from preprocess.vision.slices import EncoderState, encode_batch, total_of
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -94,7 +95,7 @@ class Qwen3VLVisionConfig:
 
 
 class EncoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). What the MLP adds is left to the next layer's first norm."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, config: Qwen3VLVisionConfig) -> None:
         width, inner = config.hidden_size, config.intermediate_size
@@ -107,20 +108,23 @@ class EncoderLayer:
         self.num_heads = config.num_heads
         self.gelu = config.gelu
 
-    def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """(items, patches, hidden) → the same."""
-        qkv = self.qkv(self.attention_norm(x)).view(*x.shape[:2], 3 * self.num_heads, -1)
+    def __call__(
+        self, x: torch.Tensor, added: torch.Tensor | None, rotation: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x (items, patches, hidden) and what is still to be added to it → the same two."""
+        x, normed = self.attention_norm.of_sum(x, added)
+        qkv = self.qkv(normed).view(*x.shape[:2], 3 * self.num_heads, -1)
         rotate_(qkv[:, :, : 2 * self.num_heads], *rotation)  # queries and keys, not values
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)  # each (items, heads, patches, dim)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (items, patches, hidden)
         added = self.out(attended)
         if x.shape[1] <= _SLICE:
             x, normed = self.mlp_norm.of_sum(x, added)
-            return x + self.fc2(self.fc1.gelu(normed, self.gelu))
+            return x, self.fc2(self.fc1.gelu(normed, self.gelu))
         x = x + added
         for part in torch.split(x, _SLICE, dim=1):
             part += self.fc2(self.fc1.gelu(self.mlp_norm(part), self.gelu))
-        return x
+        return x, None
 
 
 class Merger:
@@ -190,24 +194,34 @@ class Qwen3VLEncoder:
     def begin(self, batch: torch.Tensor) -> EncoderState:
         """See `SlicedEncoder.begin`: uint8 (items, frames, height, width, 3)."""
         config = self.config
-        height, width = batch.shape[2:4]
-        x = self.embed(batch)  # (items, patches, hidden)
-        rows, columns = height // config.patch_size, width // config.patch_size
-        at = places(rows, columns, config.merge, x.device)
-        x = x + self._position_rows(at, rows, columns)
-        rotation = axial_rotation(at, config.hidden_size // config.num_heads, config.rope_theta, x.dtype)
+        grid = self.embed.grid(batch.shape[2], batch.shape[3])
+        rows, columns = grid.rows * config.merge, grid.columns * config.merge
+        x = self.embed(batch, grid)  # (items, patches, hidden)
+        head_dim = config.hidden_size // config.num_heads
+        if is_fused(x):
+            from preprocess.vision import gpu_patches
+
+            gpu_patches.add_positions_(x, self.positions.table, grid, config.side)
+            rotation = gpu_patches.axial_rotation(grid, head_dim, config.rope_theta, x.dtype, x.device)
+        else:
+            at = places(rows, columns, config.merge, x.device)
+            x = x + self._position_rows(at, rows, columns)
+            rotation = axial_rotation(at, head_dim, config.rope_theta, x.dtype)
         return EncoderState(x, (rows, columns), rotation)
 
     def run(self, state: EncoderState, num_layers: int) -> bool:
         """See `SlicedEncoder.run`."""
         assert state.rotation is not None
+        added: torch.Tensor | None = None
         for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            state.x = layer(state.x, state.rotation)
+            state.x, added = layer(state.x, added, state.rotation)
             tap = self.taps.get(state.next_layer)
             if tap is not None:
+                state.x, added = total_of(state.x, added), None
                 state.taps.append(tap(state.x))
             state.next_layer += 1
+        state.x = total_of(state.x, added)
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:

@@ -10,7 +10,7 @@ from slice to slice is an `EncoderState`. Knows nothing of when slices run: `eng
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,11 +53,9 @@ class SlicedEncoder(Protocol):
 
     Attributes:
         num_layers: All of them.
-        progress: Called at every layer.
     """
 
     num_layers: int
-    progress: Callable[[], None]
 
     def num_batches(self, shape: Sequence[int]) -> int:
         """Of a picture of this shape."""
@@ -78,6 +76,11 @@ class SlicedEncoder(Protocol):
     def finish(self, state: EncoderState) -> torch.Tensor:
         """After the last layer: (items, tokens, width)."""
         ...
+
+
+def total_of(x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+    """What a layer gives in one: layers leave the last sum to the norm that follows, which reads it anyway."""
+    return x if added is None else x + added
 
 
 def num_slices(encoder: SlicedEncoder, shape: Sequence[int]) -> int:

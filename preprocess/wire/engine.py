@@ -70,6 +70,7 @@ GAUGES: Final = (
     "kv_slots_total",
     "vision_cache_bytes",
     "encoding_bytes",
+    "device_bytes",
 )
 """Fields of `EngineStats` that tell how it is now; all others count from the engine's start on."""
 
@@ -78,8 +79,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Gauges and running totals since the engine started, sent up to four times a second while anything changes.
 
     `prefix_*` count prompt tokens; `vision_*` count pictures. `encoding_bytes` is what the picture under way keeps
-    between steps; `encoder_slices` and `steps_over_target` count what ran beside decoding. `drafted_*` and `accepted_*`
-    count guessed tokens by who guessed them.
+    between steps, `device_bytes` what all tensors take on a GPU. `encoder_slices` and `steps_over_target` count what
+    ran beside decoding, `drafted_*` and `accepted_*` guessed tokens by who guessed them.
     """
 
     num_running: int
@@ -96,6 +97,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     vision_hits: int
     vision_cache_bytes: int
     encoding_bytes: int = 0
+    device_bytes: int = 0
     encoder_slices: int = 0
     steps_over_target: int = 0
     drafted_ngram: int = 0

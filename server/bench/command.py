@@ -16,6 +16,7 @@ KINDS: Final = {
     "live": ("live", "cameras over WebSocket: age of frames, how many are looked at, what a still scene costs"),
     "interference": ("interference", "what new pictures do to running streams; any OpenAI-compatible server"),
     "pace": ("pace", "the same without HTTP, by processor time, and what steady streams cost in throughput"),
+    "idle": ("idle", "how long a GPU stands idle while streams decode, from a trace; which kernels take longest"),
     "speculation": ("speculation", "the engine with and without drafts, by workload"),
     "replay": ("replay", "what checking drafts costs and brings at scripted acceptance"),
 }

@@ -15,6 +15,7 @@ import torch
 
 from engine.batch import Row, SampledToken
 from engine.speculation.drafter import Drafter
+from engine.start_times import Lap, no_lap
 from preprocess.wire import EngineRequest, Pixels, SamplingParams
 from tests.engine.late_results import LateFlight, LateResults
 
@@ -88,15 +89,27 @@ class FakeRunner:
         """As told."""
         return self.slices_of_picture
 
+    def prompt_size(self, tokens: int) -> int:
+        """Nothing is filled up."""
+        return tokens
+
     def begin(self, pixels: torch.Tensor) -> FakeEncoding:
         """One picture, slice by slice."""
         return FakeEncoding(self, pixels)
 
+    def device_bytes(self) -> int:
+        """There is no device."""
+        return 0
+
     def report_to(self, progress: Callable[[], None]) -> None:
         """Nothing takes long."""
 
-    def warm_up(self) -> None:
+    def warm_up(self, lap: Lap = no_lap) -> None:
         """Nothing to warm."""
+
+    def idle(self) -> bool:
+        """Nothing to do."""
+        return False
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """Hash all rows, having proved that they make a batch; `complaints` keeps what the engine takes for our

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -25,3 +26,22 @@ needs_triton = [
         reason="needs a CUDA device, or TRITON_INTERPRET=1 and triton",
     ),
 ]
+
+
+def _let_bounds_be_loaded() -> None:
+    """Triton 3.6's interpreter keeps a scalar in an array of one element, which numpy since 2.4 takes for no bound of a
+    loop.
+    """
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda value: value.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch
+
+
+if INTERPRETED:
+    _let_bounds_be_loaded()

@@ -1,4 +1,5 @@
-"""What the Triton kernels of `engine.gpu.kernels` compute, in plain torch and with their arguments.
+"""What the Triton kernels of `engine.gpu` and `preprocess.blocks.gpu_kernels` compute, in plain torch and with
+their arguments.
 
 `tests.engine.simulated_gpu` puts them in the kernels' place; `test_simulated_gpu` compares the two.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -29,9 +31,9 @@ class Kernel:
         return self._run
 
 
-def _add_rms_norm(
+def _rms_norm(
     x: torch.Tensor,
-    residual: torch.Tensor,
+    into: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     width: int,
@@ -41,8 +43,8 @@ def _add_rms_norm(
     **_: int,
 ) -> None:
     if ADD:
-        residual += x
-    out.copy_(F.rms_norm(residual.float(), [width], weight.float(), eps))
+        into += x
+    out.copy_(F.rms_norm(into.float(), [width], weight.float(), eps))
 
 
 def _rotate_and_write(
@@ -71,8 +73,10 @@ def _rotate_and_write(
     pool[slots.long(), 1] = qkv[:, both:]
 
 
-def _silu_mul(gate_up: torch.Tensor, out: torch.Tensor, width: int, **_: int) -> None:
-    gate, up = gate_up.float().chunk(2, -1)
+def _silu_mul(
+    gate_up: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, width: int, *, HAS_BIAS: bool, **_: int
+) -> None:
+    gate, up = (gate_up.float() + bias.float() if HAS_BIAS else gate_up.float()).chunk(2, -1)
     out.copy_(F.silu(gate) * up)
 
 
@@ -141,6 +145,37 @@ def _draw_rows(
         future[row] = token
 
 
+def _attend(
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    table: torch.Tensor,
+    table_rows: torch.Tensor,
+    positions: torch.Tensor,
+    part_keys: torch.Tensor,
+    out: torch.Tensor,
+    part_outs: torch.Tensor,
+    part_sums: torch.Tensor,
+    finished: torch.Tensor,
+    query_stride: int,
+    table_stride: int,
+    scale: float,
+    *,
+    GROUP: int,
+    QUERIES: int,
+    KEYS: int,
+    **_: int,
+) -> None:
+    assert query.stride(0) == query_stride
+    assert table.stride(0) == table_stride
+    assert len(query) == len(table_rows) == len(positions) == QUERIES * len(part_keys)
+    assert bool((part_keys >= KEYS).all())
+    for token, (place, position) in enumerate(zip(table_rows.tolist(), positions.tolist(), strict=True)):
+        cells = pool[table[place, : position + 1].long()].float()  # (keys, 2, kv_heads, dim)
+        keys, values = cells.repeat_interleave(GROUP, 2).unbind(1)
+        scores = torch.einsum("hd,khd->hk", query[token].float(), keys) * (scale * math.log(2))
+        out[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+
+
 def import_kernels() -> None:
     """Imports what needs triton, where that is missing too: as long as nobody launches a kernel it will do."""
     if importlib.util.find_spec("triton") is not None:
@@ -149,8 +184,9 @@ def import_kernels() -> None:
     triton.language = language
     sys.modules.update({"triton": triton, "triton.language": language})
     try:
-        for name in ("kernels", "skinny_kernels", "expert_kernels"):
+        for name in ("chain_kernels", "kernels", "decode_kernels", "skinny_kernels", "expert_kernels"):
             importlib.import_module(f"engine.gpu.{name}")
+        importlib.import_module("preprocess.blocks.gpu_kernels")
     finally:
         del sys.modules["triton"], sys.modules["triton.language"]
 
@@ -163,17 +199,21 @@ class _Missing(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda function=None, *_, **__: function
+        return _unchanged
+
+
+def _unchanged(value: Any = None, *_: object, **__: object) -> Any:
+    """As a decorator, with options or without."""
+    return _unchanged if value is None else value
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     """Until `patch` is undone, torch computes what the kernels would."""
-    from engine.gpu import kernels
+    from engine.gpu import decode_kernels, kernels
+    from preprocess.blocks import gpu_kernels
 
     plain: dict[str, Callable[..., None]] = {
-        "add_rms_norm": _add_rms_norm,
         "rotate_and_write": _rotate_and_write,
-        "silu_mul": _silu_mul,
         "gather_slots": _gather_slots,
         "decode_inputs": _decode_inputs,
         "draw_blocks": _draw_blocks,
@@ -181,4 +221,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     }
     for name, run in plain.items():
         patch.setattr(kernels, name, Kernel(run))
+    patch.setattr(gpu_kernels, "_rms_norm", Kernel(_rms_norm))
+    patch.setattr(gpu_kernels, "_silu_mul", Kernel(_silu_mul))
+    patch.setattr(decode_kernels, "attend", Kernel(_attend))
     patch.setattr("engine.gpu.forward.run_experts", lambda experts, x: experts(x))

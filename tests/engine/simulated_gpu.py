@@ -54,6 +54,9 @@ class Event:
 class PlainModule:
     """What FlashInfer's compiled module does, one layer's attention of a part of a step, row by row."""
 
+    scale_at = -4
+    """Place of the scale of scores among the arguments."""
+
     def plan(
         self,
         floats: torch.Tensor,
@@ -108,7 +111,7 @@ class PlainModule:
         assert planned == [rows, *query_offsets.tolist(), *key_offsets.tolist()], "planned for other rows"
         assert len(query) == len(out) == info[0]
         assert last_page.tolist() == [1] * rows
-        scale = rest[-4]
+        scale = rest[self.scale_at]
         heads, kv_heads = query.shape[1], keys.shape[2]
         of_queries, of_keys = query_offsets.tolist(), key_offsets.tolist()
         for first, stop, key_first, key_stop in zip(
@@ -123,6 +126,42 @@ class PlainModule:
             later = torch.arange(length)[None, :] > torch.arange(length - new, length)[:, None]
             weights = scores.masked_fill(later, -torch.inf).softmax(-1)
             out[first:stop] = torch.einsum("hqk,khd->qhd", weights, value).to(out.dtype)
+
+
+class HopperModule(PlainModule):
+    """The same with the arguments of the Hopper kernel; `num_runs` counts."""
+
+    scale_at = -3
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+
+    def plan(self, *arguments: Any) -> list[int]:
+        """See `PlainModule.plan`; without the last four arguments."""
+        assert len(arguments) == 16
+        return super().plan(*arguments, -1, True, 0, 0)
+
+    def paged_run(self, *arguments: Any) -> None:
+        """See `PlainModule.paged_run`."""
+        assert len(arguments) == 24
+        self.num_runs += 1
+        super().paged_run(*arguments)
+
+
+class PlainModules:
+    """In place of `engine.attention.flashinfer_modules.Modules`. `looks` counts."""
+
+    def __init__(self) -> None:
+        self.tiled = PlainModule()
+        self.hopper: HopperModule | None = None
+        self.looks = 0
+
+    def look(self) -> None:
+        """Nothing is compiled here."""
+        self.looks += 1
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
 
 
 def _tensors(result: object) -> list[torch.Tensor]:
@@ -188,7 +227,6 @@ def simulate(patch: pytest.MonkeyPatch, *, interpreted: bool = False, prompt_siz
     patch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor)
     for name in ("empty", "zeros", "ones", "full", "tensor", "empty_like", "zeros_like"):
         patch.setattr(torch, name, _without_pinning(getattr(torch, name)))
-    patch.setattr("engine.attention.flashinfer_backend.load_module", lambda dtype, head_dim: PlainModule())
     patch.setattr("engine.attention.flashinfer_backend._FLOAT_BYTES", 64)
     patch.setattr("engine.attention.flashinfer_backend._INT_BYTES", 1 << 16)
     patch.setattr("engine.attention.flashinfer_backend._PLAN_BYTES", 1 << 10)
@@ -221,6 +259,7 @@ def load_simulated(
         max_rows=max_rows,
         dtype=dtype,
         device=cpu,
+        modules=PlainModules(),
     )
 
 

@@ -4,12 +4,14 @@ through products of their own. Attention is torch's in both.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import FAMILIES
+from tiny_smolvlm import tiny_smolvlm
 
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchPlan
@@ -39,13 +41,19 @@ class ReadPlan:
         return self._plan.attend(layer, query, self._pool[layer][self.slots.long()])
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+MAKERS = {
+    **{family: FAMILIES[family] for family in ("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    "biases everywhere": partial(tiny_smolvlm, text={"attention_bias": True, "mlp_bias": True}),
+}
+
+
+@pytest.mark.parametrize("family", MAKERS)
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 def test_logits_are_the_decoders(family: str, few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.gpu.forward import FusedDecoder, Shown
 
     monkeypatch.setattr("engine.gpu.forward.is_skinny", lambda x, inputs: few)
-    folder = FAMILIES[family](tmp_path)
+    folder = MAKERS[family](tmp_path)
     config = EngineConfig(str(folder), device=KERNEL_DEVICE, dtype="float32", kv_tokens=200, max_running=3)  # type: ignore[arg-type]
     runner = load_runner(config)
     assert isinstance(runner, TorchRunner)

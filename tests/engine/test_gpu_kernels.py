@@ -32,17 +32,17 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 2048), (7, 48), (65, 1536)])
 def test_the_sum_is_kept_and_normalised(dtype: torch.dtype, tokens: int, width: int) -> None:
-    from engine.gpu.ops import add_rms_norm
+    from preprocess.blocks.gpu_kernels import rms_norm
 
     x, residual = _random(tokens, width, dtype=dtype), _random(tokens, width, dtype=dtype, seed=1)
     weight = _random(width, dtype=dtype, seed=2)
     total = x + residual
     kept = residual.clone()
-    normed = add_rms_norm(x, kept, weight, 1e-6)
+    normed = rms_norm(x, weight, 1e-6, into=kept)
     assert torch.equal(kept, total)
     _close(normed, F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     untouched = kept.clone()
-    _close(add_rms_norm(None, kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
+    _close(rms_norm(kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     assert torch.equal(kept, untouched)
 
 
@@ -85,10 +85,13 @@ def test_heads_are_normalised_rotated_and_written(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 6144), (3, 100), (65, 1500)])
 def test_gates_close(dtype: torch.dtype, tokens: int, inner: int) -> None:
-    from engine.gpu.ops import silu_mul
+    from preprocess.blocks.gpu_kernels import silu_mul
 
     both = _random(tokens, 2 * inner, dtype=dtype)
     _close(silu_mul(both), F.silu(both[:, :inner].double()) * both[:, inner:].double(), dtype)
+    bias = _random(2 * inner, dtype=dtype, seed=1)
+    gate, up = (both.double() + bias.double()).chunk(2, dim=1)
+    _close(silu_mul(both, bias), F.silu(gate) * up, dtype)
 
 
 def test_slots_of_several_sequences_stand_in_line() -> None:
@@ -157,25 +160,75 @@ def test_bounded_draws_are_those_of_the_torch_sampler() -> None:
     assert draw_bounded(logits, wanted).tolist() == [token.token_id for token in sample(logits, wanted)]
 
 
-@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])  # float32 products would be in tf32
-@pytest.mark.parametrize(
-    ("tokens", "count", "top_k", "hidden", "inner"), [(1, 16, 4, 96, 40), (37, 6, 2, 48, 24), (200, 8, 3, 64, 72)]
-)
-def test_experts_are_those_that_the_layer_would_ask(
-    dtype: torch.dtype, tokens: int, count: int, top_k: int, hidden: int, inner: int
-) -> None:
-    from engine.gpu.experts import run_experts
-
+def _experts(dtype: torch.dtype, count: int, top_k: int, hidden: int, inner: int) -> Experts:
     scale = hidden**-0.5
     gate_up = scale * _random(count, 2 * inner, hidden, dtype=dtype)
     down = scale * _random(count, hidden, inner, dtype=dtype, seed=1)
     router = Linear(_random(count, hidden, dtype=dtype, seed=2))
-    config = ExpertsConfig(count, top_k, inner, step=1, plain_layers=())
-    experts = Experts(router, gate_up, down, config)
+    experts = Experts(router, gate_up, down, ExpertsConfig(count, top_k, inner, step=1, plain_layers=()))
     experts.stacked = gate_up, down
+    return experts
+
+
+def _as_layer(experts: Experts, x: torch.Tensor, result: torch.Tensor) -> None:
+    """A result is what the layer says, or parts of it."""
+    wanted = experts(x).double()
+    whole = result.double().sum(0) if result.dim() == 3 else result.double()
+    assert whole.shape == x.shape
+    limit = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 2e-3}[x.dtype]
+    assert (whole - wanted).norm() / wanted.norm() < limit
+
+
+@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])  # float32 products would be in tf32
+@pytest.mark.parametrize(
+    ("tokens", "count", "top_k", "hidden", "inner"),
+    [(1, 16, 4, 96, 40), (4, 6, 2, 48, 24), (5, 16, 4, 96, 40), (37, 6, 2, 48, 24), (200, 8, 3, 64, 72)],
+)
+def test_experts_are_those_that_the_layer_would_ask(
+    dtype: torch.dtype, tokens: int, count: int, top_k: int, hidden: int, inner: int
+) -> None:
+    from engine.gpu.experts import FEW_TOKENS, MOST_PARTS, run_experts
+
+    assert FEW_TOKENS in {1, 2, 3, 4}
+    experts = _experts(dtype, count, top_k, hidden, inner)
     x = _random(tokens, hidden, dtype=dtype, seed=3)
-    error = (run_experts(experts, x).double() - experts(x).double()).norm() / experts(x).double().norm()
-    assert error < {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    result = run_experts(experts, x)
+    assert result.dim() == (3 if tokens <= MOST_PARTS else 2)
+    _as_layer(experts, x, result)
+
+
+@pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_experts_are_the_same_by_pairs_and_by_blocks_of_pairs(dtype: torch.dtype, tokens: int) -> None:
+    """With every kind of tiles, summed up or in parts, and where tokens share experts."""
+    from engine.gpu.experts import FEW, MANY, ROUTER, SOME, run_blocks, run_pairs
+
+    experts = _experts(dtype, 6, 3, 80, 40)
+    x = _random(tokens, 80, dtype=dtype, seed=3)
+    _as_layer(experts, x, run_pairs(experts, x, FEW, ROUTER))
+    for tiles in (FEW, SOME, MANY):
+        for in_parts in (False, True):
+            _as_layer(experts, x, run_blocks(experts, x, tiles, in_parts=in_parts))
+
+
+@pytest.mark.parametrize("by_pairs", [True, False])
+def test_experts_that_are_liked_alike_are_taken_once_each(by_pairs: bool) -> None:
+    """Where scores are no numbers only that token is wrong: no expert is asked that is not there."""
+    from engine.gpu.experts import FEW, ROUTER, SOME, run_blocks, run_pairs
+
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    experts = _experts(dtype, 6, 3, 64, 24)
+    assert experts.stacked is not None
+    experts.router = Linear(torch.zeros(6, 64, dtype=dtype, device=KERNEL_DEVICE))
+    x = _random(3, 64, dtype=dtype, seed=3)
+    x[1] = torch.nan
+    run = run_pairs(experts, x, FEW, ROUTER) if by_pairs else run_blocks(experts, x, SOME, in_parts=True)
+    gate_up, down = (part[:3].double() for part in experts.stacked)
+    for token in (0, 2):
+        gate, up = (gate_up @ x[token].double()).chunk(2, dim=1)  # (3, inner) each
+        wanted = (down @ (F.silu(gate) * up)[:, :, None])[:, :, 0].mean(0)
+        assert (run[:, token].double().sum(0) - wanted).norm() / wanted.norm() < 1e-2
+    assert run[:, 1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -216,10 +269,9 @@ def test_few_rows_are_multiplied_as_many_are(
     x, weight = _random(tokens, inputs, dtype=dtype), _random(outputs, inputs, dtype=dtype, seed=1)
     bias = _random(outputs, dtype=dtype, seed=2)
     exact = x.double() @ weight.double().T
-    parts = skinny(x, weight, None, tiles)
-    whole = parts.sum(0) if splits > 1 else parts
-    _close(whole, exact, torch.float32 if splits > 1 and not INTERPRETED else dtype)
-    if splits == 1:
-        _close(skinny(x, weight, bias, tiles), exact + bias.double(), dtype)
-        gate, up = exact.chunk(2, dim=1)
-        _close(skinny_gate_up(x, weight, tiles), F.silu(gate) * up, dtype)
+    for added, wanted in ((None, exact), (bias, exact + bias.double())):
+        parts = skinny(x, weight, added, tiles)
+        whole = parts.sum(0) if splits > 1 else parts
+        _close(whole, wanted, torch.float32 if splits > 1 and not INTERPRETED else dtype)
+        gate, up = wanted.chunk(2, dim=1)
+        _close(skinny_gate_up(x, weight, added, tiles), F.silu(gate) * up, dtype)

@@ -12,7 +12,7 @@ from tiny_smolvlm import tiny_smolvlm
 import engine.limits
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.limits import CPU_KV_TOKENS, LEAST_VISION_CACHE, KVSize, kv_size, with_vision_cache
+from engine.limits import CPU_KV_TOKENS, LEAST_VISION_CACHE, KVSize, kv_size, vision_cache_bytes, with_vision_cache
 from engine.load import load_runner
 from preprocess.errors import ModelError
 from preprocess.families import largest_item_tokens, load_family
@@ -74,3 +74,25 @@ def test_what_is_asked_for_is_not_touched(tmp_path: Path) -> None:
     asked = EngineConfig(str(folder), vision_cache_bytes=12_345)
     assert with_vision_cache(asked, runner) == asked
     assert runner.facts()["kv_bytes"] == 65 * 2 * 2 * 2 * 8 * torch.float32.itemsize
+
+
+def test_where_needs_are_known_the_pool_takes_what_they_leave() -> None:
+    token_bytes = QWEN3_VL_2B["token_bytes"]
+
+    def sized(free: int, reserved: int, **options: int) -> KVSize:
+        config = EngineConfig("m", **options)  # type: ignore[arg-type]
+        return kv_size(config, **QWEN3_VL_2B, free=free, is_cpu=False, reserved=reserved)
+
+    assert sized(64 * GIB, 4 * GIB).kv_tokens == 60 * GIB // token_bytes
+    assert sized(64 * GIB, 4 * GIB, kv_tokens=500) == KVSize(500, 500)
+    with pytest.raises(ModelError, match=r"kv_tokens is 600000, .* but 61440 MiB are free beside 4096 MiB for steps"):
+        sized(64 * GIB, 4 * GIB, kv_tokens=600_000)
+    with pytest.raises(ModelError, match="but 0 MiB are free beside 4096 MiB"):
+        sized(3 * GIB, 4 * GIB)
+
+
+def test_a_gpus_vision_cache_holds_the_largest_picture_and_some_more_where_there_is_room() -> None:
+    assert vision_cache_bytes(32 << 20, 100 * GIB) == 128 << 20
+    assert vision_cache_bytes(1 << 20, 100 * GIB) == LEAST_VISION_CACHE
+    assert vision_cache_bytes(600 << 20, 20 * GIB) == GIB
+    assert vision_cache_bytes(600 << 20, 4 * GIB) == 600 << 20

@@ -61,6 +61,9 @@ def test_a_fresh_engine_serves_nobody_before_its_own_reset() -> None:
         def step(self) -> list[object]:
             return []
 
+        def idle(self) -> bool:
+            return False
+
         def stats(self) -> None:
             return None
 
@@ -78,3 +81,61 @@ def test_a_fresh_engine_serves_nobody_before_its_own_reset() -> None:
     assert taken == ["ours"]
     assert resets == [0]
     assert [message for message in sent.messages if isinstance(message, ResetDone)] == [ResetDone("b", 512)] * 2
+
+
+def test_a_turn_without_work_is_for_what_makes_later_ones_faster() -> None:
+    """And no other: whatever came goes first, and a turn waits for messages only when nothing is left to prepare."""
+    done: list[str] = []
+    waits: list[int] = []
+
+    class Engine:
+        has_work = False
+        max_context = 512
+        steps_left = 0
+        idle_left = 3
+
+        def submit(self, request: EngineRequest, _: object) -> Admitted:
+            self.has_work, self.steps_left = True, 2
+            return Admitted(request.request_id)
+
+        def reset(self) -> None:
+            done.append("reset")
+
+        def step(self) -> list[object]:
+            if self.steps_left:
+                done.append("step")
+                self.steps_left -= 1
+                self.has_work = self.steps_left > 0
+            return []
+
+        def idle(self) -> bool:
+            assert not self.has_work
+            done.append("idle")
+            self.idle_left -= 1
+            return self.idle_left > 0
+
+        def check(self) -> None:
+            done.append("check")
+
+        def stats(self) -> None:
+            return None
+
+    class WatchedInbox(Inbox):
+        def poll(self, wait_ms: int) -> bool:
+            waits.append(wait_ms)
+            return super().poll(wait_ms)
+
+    with Arena.create(64) as arena:
+        boot = SimpleNamespace(arena_fd=arena.fd, arena_size=arena.size, generation=1)
+        child: Any = SimpleNamespace(boot=boot, connect=lambda _: Sent())
+        request = EngineRequest("x", bytes(8), [], SamplingParams(1), TextOptions(), 0.0)
+        inbox = WatchedInbox(Reset("a", 1))
+        engine: Any = Engine()
+        loop = EngineLoop(engine, child, inbox)  # type: ignore[arg-type]
+        loop.turn()
+        inbox._data.append(msgspec.msgpack.encode(request))
+        for _ in range(6):
+            loop.turn()
+        loop._arena.fd = -1
+    assert done == ["reset", "idle", "step", "step", "check", "idle", "idle", "idle", "idle"]
+    assert [wait_ms > 0 for wait_ms in waits] == [True, False, False, True, False, True, True], "after work a pause"

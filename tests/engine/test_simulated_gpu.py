@@ -46,6 +46,8 @@ def runner(folder: Path) -> Any:
     rows_of_table(loaded, ROWS, 300)
     assert loaded.graphs is not None
     loaded.graphs.capture()
+    while loaded.graphs.capture_next():
+        pass
     return loaded
 
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from engine import step_budget
-from engine.config import EngineConfig
-from engine.core import is_timed
 from engine.speculation.drafter import DraftRow
 from engine.speculation.drafting import Kind
 from engine.step_budget import LEAST_CHUNK, StepBudget
@@ -213,6 +211,22 @@ def test_room_grows_steeply_with_how_many_wait() -> None:
     budget = StepBudget(Table(), 0.0, 0.3)
     rooms = [budget.open(4, 4, [0.0] * count).left_s for count in (1, 2, 3)]
     assert [round(room / MS, 3) for room in rooms] == [3, 24, 81]
+
+
+def test_who_comes_while_another_is_nearly_served_makes_no_crowd() -> None:
+    budget = StepBudget(Table(), 0.0, 0.3)
+    budget.now_s = 10.0
+    rooms = [budget.open(4, 4, [9.9, 10.0 - age_s]).left_s for age_s in (0.0, 0.0125, 0.025, 0.1)]
+    assert [round(room / MS, 3) for room in rooms] == [3, round(3 * 1.5**3, 3), 24, 24]
+
+
+def test_where_steps_overlap_only_shorter_ones_are_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_budget, "UNSEEN_S", 20 * MS)
+    assert StepBudget(Table()).pace(1) == (10 * MS, 20 * MS)
+    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, 13 * MS)
+    monkeypatch.setattr(step_budget, "UNSEEN_AHEAD_S", 14 * MS)
+    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, 14 * MS)
+    assert timed(runner=LateRunner()).engine.budget.pace(1) == (10 * MS, 14 * MS)
 
 
 def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:
@@ -452,14 +466,3 @@ def test_requests_answer_the_same_with_and_without_a_target() -> None:
         return {name: told.ids for name, told in driver.finish().items()}
 
     assert answers(Table(), 12) == answers(Table(slice_s=30 * MS), 1) == answers(Table(token_s=9 * MS), 5)
-
-
-def test_where_a_device_works_by_itself_only_a_named_target_binds() -> None:
-    config, named = EngineConfig(model=""), EngineConfig(model="", itl_target_ms=5.0)
-    assert is_timed(config, FakeRunner())
-    assert not is_timed(config, LateRunner())
-    assert is_timed(named, LateRunner())
-    elsewhere = FakeRunner()
-    elsewhere.slot_table = torch.zeros((1, 1), dtype=torch.int32, device="meta")  # a GPU without FlashInfer
-    assert not is_timed(config, elsewhere)
-    assert not is_timed(EngineConfig(model="", itl_target_ms=5.0, ttft_target_ms=0.0), FakeRunner())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.batch import SampledToken
 from engine.step_costs import Curve, Load, StepCosts
 from engine.step_measure import measure
 from tests.engine.fake_runner import FakeRunner, LateRunner
+from tests.engine.timed_device import MS, VISION_TOKENS, Shape, Time, TimedRunner
 
 
 def test_between_sizes_lie_straight_lines_and_beyond_them_they_go_on() -> None:
@@ -92,6 +94,27 @@ def test_a_runner_is_measured_at_start(make: type[FakeRunner], slices: int) -> N
     assert costs.slice_s(1 / slices) > 0
 
 
+def test_what_steps_are_filled_up_to_costs_as_much() -> None:
+    costs = StepCosts(lambda tokens: -(-tokens // 64) * 64)
+    costs.prompt.add(64, 0.5)
+    costs.prompt.add(128, 1.0)
+    assert [costs.prompt_s(tokens) for tokens in (0, 1, 64, 65, 128)] == [0, 0.5, 0.5, 1.0, 1.0]
+    costs.decode.add(4, 1.0)
+    assert costs.decode_s(4, 20) == 1.125, "drafts are no chunks"
+    costs.stepped(Load(4, 4, 65), 3.0, 0.0)
+    assert costs.prompt_s(128) == pytest.approx(2.0), "twice as long as at start, by its full size"
+
+
+def test_where_steps_overlap_one_lasts_from_a_result_to_the_next() -> None:
+    """On a device on which a step takes 4 ms, and a host that needs one of them."""
+    time = Time()
+    runner = TimedRunner(Shape(4 * MS, 0, 0, 0, 0, 6 * MS, 3), time)
+    costs = measure(runner, 4096, clock=lambda: time.now_s)
+    assert costs.decode_s(8, 8) == pytest.approx(4 * MS)
+    assert costs.slice_s(VISION_TOKENS / 3) == pytest.approx(2 * MS, rel=0.3)
+    assert time.now_s < 0.4
+
+
 def test_a_slow_runner_is_measured_no_longer_than_allowed() -> None:
     now = [0.0]
     runner = timed_runner(FakeRunner, now)
@@ -106,9 +129,9 @@ def timed_runner(make: type[FakeRunner], now: list[float]) -> FakeRunner:
     """A fake runner whose rows point at the dummy slot, as those of a fresh table do, and whose work takes time."""
 
     class Slow(make):  # type: ignore[misc,valid-type]
-        def step(self, rows: object) -> list[object]:
+        def _step(self, rows: object) -> list[object]:
             now[0] += 1 + sum(len(row.token_ids) for row in rows)  # type: ignore[attr-defined]
-            return []
+            return [SampledToken(0) for row in rows if row.sampling is not None]  # type: ignore[attr-defined]
 
     runner: FakeRunner = Slow()
 

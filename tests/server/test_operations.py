@@ -27,6 +27,7 @@ STATS = EngineStats(
     vision_hits=6,
     vision_cache_bytes=4096,
     encoding_bytes=2048,
+    device_bytes=1 << 36,
     encoder_slices=30,
     steps_over_target=2,
     drafted_echo=70,
@@ -165,6 +166,7 @@ def test_the_engines_report_is_shown_under_vllms_names(client, service):
     assert seen["beholder_engine_steps_over_target_total",] == 2
     assert seen["beholder_encoder_slices_total",] == 30
     assert seen["beholder_encoding_bytes",] == 2048
+    assert seen["beholder_device_bytes",] == 1 << 36
     assert seen["beholder_vision_cache_bytes",] == 4096
     assert seen["beholder_arena_used_bytes",] == 1024
     assert seen["beholder_arena_size_bytes",] == 64 << 20

@@ -58,6 +58,13 @@ def test_the_arena_follows_the_largest_picture(
     assert Start.of(Settings(model=str(folder), workers=3, device="cuda")).settings.arena_mb == 256
 
 
+def test_on_a_gpu_it_says_where_the_start_went(tiny_model: Path) -> None:
+    start = Start.of(Settings(model=str(tiny_model)))
+    lines = list(start.lines({**FACTS, "device": "cuda", "start_s": {"imports": 2.51, "Triton": 0.01, "graphs": 1.3}}))
+    assert "start    imports 2.5 s, graphs 1.3 s" in lines
+    assert not any(line.startswith("start ") for line in start.lines({**FACTS, "start_s": {"imports": 2.51}}))
+
+
 def test_a_bound_that_a_model_cannot_keep_is_refused(tiny_model: Path) -> None:
     own = Start.of(Settings(model=str(tiny_model))).own_picture_tokens
     assert Start.of(Settings(model=str(tiny_model), max_picture_tokens=own)).picture_tokens == own
@@ -100,12 +107,8 @@ def test_the_table_says_what_bounds_what(tiny_model: Path) -> None:
     ]
     asked = Start.of(Settings(model=str(tiny_model), max_context=36_000)).lines(FACTS)
     assert "context  36,000 tokens, prompt and answer, of the model's 262,144: as asked for" in list(asked)
-    for settings, why in (
-        (Settings(model=str(tiny_model), ttft_target_ms=0), "--ttft-target-ms 0"),
-        (Settings(model=str(tiny_model)), "no --itl-target-ms"),  # as on a GPU
-    ):
-        without = Start.of(settings).lines({**FACTS, "pace_ms": []})
-        assert f"steps    take new pictures and prompts at once ({why}): streams wait for them" in list(without)
+    without = Start.of(Settings(model=str(tiny_model), ttft_target_ms=0)).lines({**FACTS, "pace_ms": []})
+    assert "steps    take new pictures and prompts at once (--ttft-target-ms 0): streams wait for them" in list(without)
 
 
 def test_code_that_comes_with_a_folder_is_mentioned_and_not_run(tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""Attention of decode rows straight from the slot table: nothing but reading keys and values, as fast as possible.
+
+    keys of a row  │ part 0 │ part 1 │ … │ part n │     a program each, for all query heads that share a key head
+                        └────────┴───┬───┴─────┘
+                                     ▼  whichever ends last puts them together
+
+As FlashDecoding cuts long rows (Hong et al. 2023, arXiv:2311.01282). The numbers of rows and parts are fixed when a
+step is captured. How many keys a part has comes with the inputs of each step, so that programs have about the same to
+do whatever the lengths are; those beyond a row's end do nothing. A library's kernel is planned on the host for every
+step, and has tiles for many queries.
+
+A row's result depends on other rows only by where its keys are cut: sums are float32, but their order differs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.gpu import decode_kernels
+from engine.gpu.chain import launch_options
+
+MOST_ROWS: Final = 64
+"""In a captured step: with more, the library's kernel reads. Not measured beyond."""
+
+MOST_PARTS: Final = 32
+LEAST_PARTS: Final = 4
+"""Of the keys of a row. Least: so that one long row among many short ones does not keep all of them waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How rows are read: keys of a block; warps; blocks in flight; about how many programs have something to do."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+
+
+FEW_ROWS: Final = Tiles(keys=64, warps=4, stages=2, programs=528)
+MANY_ROWS: Final = Tiles(keys=32, warps=4, stages=3, programs=528)
+"""With few rows latency counts, and most programs have one block. With many the memory's bandwidth does: four programs
+run at once on each of an H200's 132 multiprocessors. Not measured yet.
+"""
+
+_FEW: Final = 8
+_LEAST_TILE: Final = 16
+"""Least rows of a tile of the tensor cores."""
+
+
+def tiles_of(rows: int) -> Tiles:
+    """For a step of so many rows."""
+    return FEW_ROWS if rows <= _FEW else MANY_ROWS
+
+
+def num_parts(rows: int, num_kv_heads: int) -> int:
+    """Most parts of each of so many rows."""
+    return min(MOST_PARTS, max(LEAST_PARTS, 2 * tiles_of(rows).programs // (rows * num_kv_heads)))
+
+
+def part_keys(lengths: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int32]:
+    """How many keys a part has, for each of the rows of these lengths: whole blocks, about the same in all programs."""
+    tiles = tiles_of(len(lengths))
+    blocks = -(-lengths // tiles.keys)
+    wanted = max(1.0, float(blocks.sum()) * num_kv_heads / tiles.programs)  # blocks of a program
+    parts = np.clip(np.rint(blocks / wanted).astype(np.int32), 1, num_parts(len(lengths), num_kv_heads))
+    return -(-blocks // parts) * tiles.keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeRows:
+    """Rows of `queries` tokens each, the last ones of their sequences, on the device.
+
+    int32 (rows * queries,): each token's row of the slot table and its position; (rows,): keys of a part, by
+    `part_keys` of the rows' lengths. A token sees what is at its position and before. Tokens that fill a row up stand
+    before its own, at any positions of it; nobody looks at their results.
+    """
+
+    table_rows: torch.Tensor
+    positions: torch.Tensor
+    part_keys: torch.Tensor
+    queries: int = 1
+
+
+class DecodeAttention:
+    """Attention over one KV pool. One step at a time: what parts leave to each other has one place.
+
+    Args:
+        pool: (layers, slots, 2, kv_heads, head_dim).
+        table: int32 (rows, positions): the slot table.
+        num_heads: Query heads.
+        most_rows: Of a step.
+        most_queries: Tokens of a row.
+    """
+
+    def __init__(
+        self, pool: torch.Tensor, table: torch.Tensor, num_heads: int, *, most_rows: int, most_queries: int = 1
+    ) -> None:
+        self.most_rows = most_rows
+        self._layers = pool.unbind(0)
+        self._table = table
+        self._num_kv_heads, self._head_dim = pool.shape[3:]
+        self._group = num_heads // self._num_kv_heads
+        self._scale = math.log2(math.e) / math.sqrt(self._head_dim)
+        parts = max(rows * num_parts(rows, self._num_kv_heads) for rows in range(1, most_rows + 1))
+        cells = parts * self._num_kv_heads * _power_of_two(self._group * most_queries)
+        self._part_outs = torch.empty((cells, self._head_dim), dtype=torch.float32, device=pool.device)
+        self._part_sums = torch.empty(cells, dtype=torch.float32, device=pool.device)
+        self._finished = torch.zeros(most_rows * self._num_kv_heads, dtype=torch.int32, device=pool.device)
+
+    def read(self, layer: int, rows: DecodeRows, query: torch.Tensor, out: torch.Tensor) -> None:
+        """One layer's attention, (rows * queries, heads, head_dim) each; the rows' own keys are in the pool."""
+        count = len(rows.part_keys)
+        tiles = tiles_of(count)
+        filled = _power_of_two(self._group * rows.queries)
+        decode_kernels.attend[(self._num_kv_heads, count, num_parts(count, self._num_kv_heads))](
+            query,
+            self._layers[layer],
+            self._table,
+            rows.table_rows,
+            rows.positions,
+            rows.part_keys,
+            out,
+            self._part_outs,
+            self._part_sums,
+            self._finished,
+            query.stride(0),
+            self._table.stride(0),
+            self._scale,
+            KV_HEADS=self._num_kv_heads,
+            GROUP=self._group,
+            QUERIES=rows.queries,
+            TILE=max(_LEAST_TILE, filled),
+            FILLED=filled,
+            DIM=self._head_dim,
+            KEYS=tiles.keys,
+            AT_ONCE=min(16, max(4, 64 // filled)),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **launch_options(),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodePart:
+    """Tokens `first` … `first + count - 1` of a step: decode rows."""
+
+    first: int
+    count: int
+    attention: DecodeAttention
+    rows: DecodeRows
+
+    def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+        """See `engine.attention.flashinfer_backend.Part`."""
+        self.attention.read(layer, self.rows, query, out)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()

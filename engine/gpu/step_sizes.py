@@ -1,0 +1,46 @@
+"""Which sizes of steps are captured as CUDA graphs: numbers of rows that decode, and of tokens in chunks of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+LITTLE: Final = 256
+"""Chunks of so many tokens come beside streams most of all; they are captured early, with `EARLY_ROWS`."""
+EARLY_ROWS: Final = 48
+
+
+def decode_sizes(most: int) -> list[int]:
+    """Captured numbers of decode rows: close together where a step is short, at most an eighth too large beyond."""
+    sizes = [size for size in (1, 2, 3, 4, 6, 8) if size < most]
+    size = 8
+    while size < most:
+        size += max(4, (size // 8) & ~3)
+        sizes.append(min(size, most))
+    return sizes if sizes and sizes[-1] == most else [*sizes, most]
+
+
+def sizes_beside(most: int, prompt: int) -> list[int]:
+    """Numbers of decode rows that are captured beside so many tokens of chunks: few where those cost most of a step."""
+    if prompt <= 512:
+        sizes = [8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    elif prompt <= 1024:
+        sizes = [8, 32, 128, 384]
+    else:
+        sizes = [64, 256]
+    return [0, *(size for size in sizes if size <= 3 * most // 4), most]
+
+
+def prompt_sizes(most: int) -> list[int]:
+    """Captured numbers of tokens of chunks."""
+    sizes = [*range(64, 1025, 64), *range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
+    return [size for size in sizes if size <= most] or [most]
+
+
+def coarse(sizes: Sequence[int]) -> list[int]:
+    """Of ascending sizes the largest, and others of which each is at most half of the next."""
+    chosen = [sizes[-1]]
+    for size in reversed(sizes):
+        if 0 < 2 * size <= chosen[0]:
+            chosen.insert(0, size)
+    return chosen

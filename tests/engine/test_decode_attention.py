@@ -1,0 +1,148 @@
+"""Attention of decode rows by parts of their keys is plain softmax attention, whatever the lengths and the cuts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.engine.gpu import INTERPRETED, KERNEL_DEVICE, needs_triton
+
+pytestmark = needs_triton
+
+TYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16]  # device's float32: tf32
+ERRORS = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+class Sequences:
+    """Rows of these lengths in a pool whose slots are in no order, and one row of dummies behind them."""
+
+    def __init__(self, lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        random = torch.Generator().manual_seed(sum(lengths))
+        self.lengths = lengths
+        width = max(lengths) + 5
+        slots = 1 + torch.randperm(sum(lengths), generator=random).int()
+        table = torch.zeros((len(lengths) + 1, width), dtype=torch.int32)
+        for row, part in enumerate(slots.split(lengths)):
+            table[row, : len(part)] = part
+        self.table = table.to(KERNEL_DEVICE)
+        pool = torch.randn((2, 1 + sum(lengths), 2, kv_heads, dim), generator=random)
+        pool[:, 0] = torch.nan  # what nobody may read
+        self.pool = pool.to(KERNEL_DEVICE, dtype)
+
+    def exact(self, row: int, length: int, query: torch.Tensor) -> torch.Tensor:
+        """Of one token, (heads, dim), in float64."""
+        cells = self.pool[1, self.table[row, :length].long()].double()  # (keys, 2, kv_heads, dim)
+        group = query.shape[0] // cells.shape[2]
+        keys, values = cells.repeat_interleave(group, 2).unbind(1)
+        scores = torch.einsum("hd,khd->hk", query.double(), keys) / query.shape[1] ** 0.5
+        return torch.einsum("hk,khd->hd", scores.softmax(1), values)
+
+
+def _check(
+    sequences: Sequences, heads: int, dtype: torch.dtype, *, cut: NDArray[np.int32] | None = None, queries: int = 1
+) -> None:
+    """Twice with the same counters, as graphs replay. Rows that have fewer tokens than `queries` are filled up in
+    front, as padding is: at position 0 of the row of dummies.
+    """
+    from engine.gpu.decode_attention import DecodeAttention, DecodeRows, part_keys
+
+    lengths = sequences.lengths
+    kv_heads, dim = sequences.pool.shape[3:]
+    tokens = len(lengths) * queries
+    attention = DecodeAttention(sequences.pool, sequences.table, heads, most_rows=len(lengths), most_queries=queries)
+    places, positions = [], []
+    for row in reversed(range(len(lengths))):
+        for position in range(lengths[row] - queries, lengths[row]):
+            places.append(row if position >= 0 else len(lengths))
+            positions.append(max(position, 0))
+    own = torch.tensor(places) < len(lengths)
+    if cut is None:
+        cut = part_keys(np.array(lengths[::-1], np.int32), kv_heads)
+    on_device = [torch.tensor(values, dtype=torch.int32, device=KERNEL_DEVICE) for values in (places, positions, cut)]
+    rows = DecodeRows(*on_device, queries)
+    random = torch.Generator().manual_seed(7)
+    # as the queries lie among keys and values
+    qkv = 2 * torch.randn((tokens, heads + 2 * kv_heads, dim), generator=random).to(KERNEL_DEVICE, dtype)
+    query = qkv[:, :heads]
+    seen = [asked for asked in zip(places, positions, query, strict=True) if asked[0] < len(lengths)]
+    exact = torch.stack([sequences.exact(place, position + 1, token) for place, position, token in seen])
+    for _ in range(2):
+        out = torch.full((tokens, heads, dim), torch.nan, dtype=dtype, device=KERNEL_DEVICE)
+        attention.read(1, rows, query, out)
+        error = (out[own].double() - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
+        assert error.max() < ERRORS[dtype]
+        assert not attention._finished.any()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [
+        (16, 8, 128),
+        (16, 2, 128),
+        (32, 8, 128),
+        (9, 3, 64),
+        (15, 5, 64),
+        (4, 4, 64),
+        (5, 1, 64),
+        (16, 1, 64),
+        (4, 2, 256),
+    ],
+)
+def test_all_shapes_of_heads(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    _check(Sequences([1, 200, 63], kv_heads, dim, dtype), heads, dtype)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000, 2500])
+def test_all_lengths(length: int) -> None:
+    _check(Sequences([length], 2, 64, TYPES[0]), 4, TYPES[0])
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8, 9, 24, 64])
+def test_all_numbers_of_rows(rows: int) -> None:
+    """Lengths of all kinds beside each other, one of them far longer."""
+    lengths = [1 + (37 * row) % 90 for row in range(rows - 1)]
+    _check(Sequences([*lengths, 700], 1, 64, TYPES[0]), 2, TYPES[0])
+
+
+@pytest.mark.parametrize("keys", [16, 32, 48, 64, 96, 1000])
+def test_no_key_is_left_out_however_rows_are_cut(keys: int) -> None:
+    """Neither with parts that are no whole blocks, nor where there are fewer parts than the cuts would need."""
+    _check(Sequences([1, 64, 95, 96, 97, 700], 1, 64, TYPES[0]), 3, TYPES[0], cut=np.full(6, keys, np.int32))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "queries"), [(4, 2, 2), (4, 2, 4), (3, 1, 5), (2, 1, 8), (8, 1, 4)])
+def test_each_token_of_a_row_sees_those_before_it(heads: int, kv_heads: int, queries: int) -> None:
+    lengths = [1, queries, 64 + queries - 1, 130, 300]
+    _check(Sequences(lengths, kv_heads, 64, TYPES[0]), heads, TYPES[0], queries=queries)
+    _check(Sequences(lengths, kv_heads, 64, TYPES[0]), heads, TYPES[0], queries=queries, cut=np.full(5, 32, np.int32))
+
+
+def test_large_scores_are_no_danger() -> None:
+    """Where one part holds all of the weight, and where scores of parts are hundreds apart."""
+    sequences = Sequences([600], 1, 64, TYPES[0])
+    sequences.pool[1, sequences.table[0, 333].long(), 0] *= 100
+    sequences.pool[1, sequences.table[0, 5].long(), 0] *= 50
+    _check(sequences, 2, TYPES[0])
+
+
+def test_programs_have_about_the_same_to_do() -> None:
+    from engine.gpu.decode_attention import MOST_PARTS, num_parts, part_keys, tiles_of
+
+    def parts(lengths: list[int], kv_heads: int) -> NDArray[np.int32]:
+        wanted = np.array(lengths, np.int32)
+        keys = part_keys(wanted, kv_heads)
+        assert (keys % tiles_of(len(lengths)).keys == 0).all()
+        count = -(-wanted // keys)
+        assert (count <= num_parts(len(lengths), kv_heads)).all()
+        return count
+
+    assert parts([1], 8).tolist() == [1]
+    assert 100 <= 8 * parts([1000], 8)[0] <= 8 * MOST_PARTS
+    assert parts([100_000], 8).tolist() == [MOST_PARTS]
+    for rows, kv_heads in ((8, 8), (16, 8), (32, 8), (64, 8), (64, 2), (64, 4)):
+        programs = kv_heads * parts([1000 + row for row in range(rows)], kv_heads).sum()
+        assert 0.7 < programs / tiles_of(rows).programs < 1.4, (rows, kv_heads)
+    assert parts([*[500] * 63, 20_000], 8).tolist() == [*[1] * 63, num_parts(64, 8)]

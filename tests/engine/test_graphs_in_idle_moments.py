@@ -1,0 +1,182 @@
+"""Graphs that stand before the first user, those that follow while nobody waits, and kernels swapped in later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES
+
+from engine.batch import Row
+from tests.engine.simulated_gpu import HopperModule, load_simulated, no_device, rows_of_table, simulate
+from tests.engine.test_gpu_runner import GREEDY, _ids
+
+pytestmark = no_device
+
+ROWS = 13
+PROMPTS = (32, 64, 96, 128)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        simulate(patch, prompt_sizes=PROMPTS)
+        patch.setattr("engine.attention.flashinfer_backend.ENOUGH_TILES", 1)
+        yield
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Any:
+    loaded = load_simulated(FAMILIES["qwen3_vl"](tmp_path), max_rows=ROWS)
+    rows_of_table(loaded, ROWS, 300)
+    assert loaded.graphs is not None
+    loaded.graphs.capture()
+    return loaded
+
+
+def _steps() -> list[list[Row]]:
+    """Prompts that fill sizes and that do not, then decode rows beside a chunk, and alone."""
+    prompts = [Row(row, 0, _ids(row, 9 + 5 * row), GREEDY) for row in range(5)]
+    decodes = [Row(row, 9 + 5 * row, [50 + row], GREEDY) for row in range(5)]
+    beside = [Row(row, 10 + 5 * row, [60 + row], GREEDY) for row in range(3)]
+    return [prompts, decodes, [*beside, Row(7, 0, _ids(8, 40), GREEDY)], [Row(7, 40, [7], GREEDY)]]
+
+
+def _said(runner: Any) -> list[list[int]]:
+    return [[token.token_id for token in runner.step(step)] for step in _steps()]
+
+
+def _eager(runner: Any) -> list[list[int]]:
+    graphs, runner.graphs = runner.graphs, None
+    said = _said(runner)
+    runner.graphs = graphs
+    return said
+
+
+def test_coarse_sizes() -> None:
+    from engine.gpu.step_sizes import coarse, decode_sizes
+
+    assert coarse([5]) == [5]
+    assert coarse([1, 2, 3, 4, 6, 8, 12, 13]) == [1, 3, 6, 13]
+    assert coarse(decode_sizes(64)) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_few_sizes_stand_at_first_and_serve_every_step(runner: Any) -> None:
+    graphs = runner.graphs
+    first, every = set(graphs._captured), set(graphs.sizes())
+    assert first == set(graphs.first_sizes()) < every
+    assert len(first) == 4 + 2 * 3
+    expected = _eager(runner)
+    assert _said(runner) == expected
+    for decode, prompt in every:
+        chosen = graphs._choose(decode, prompt)
+        assert chosen in first
+        assert chosen[0] >= decode
+        assert chosen[1] >= prompt
+        assert (chosen[1] > 0) == (prompt > 0)
+
+
+def test_the_others_follow_one_at_a_time_largest_first(runner: Any) -> None:
+    graphs = runner.graphs
+    missing = [size for size in graphs.sizes() if size not in graphs._captured]
+    expected = _said(runner)
+    followed = []
+    while True:
+        known = set(graphs._captured)
+        more = runner.idle()
+        new = set(graphs._captured) - known
+        assert len(new) == more
+        followed += list(new)
+        assert _said(runner) == expected
+        if not more:
+            break
+    assert followed == missing
+    assert [sum(size) for size in followed] == sorted((sum(size) for size in missing), reverse=True)
+    assert all(graphs._choose(*size) == size for size in graphs.sizes())
+
+
+def test_a_kernel_that_comes_later_serves_at_once_and_graphs_follow(runner: Any) -> None:
+    graphs = runner.graphs
+    expected = _said(runner)
+    while runner.idle():
+        pass
+    assert runner._modules.looks == 1
+    hopper = runner._modules.hopper = HopperModule()
+    assert _said(runner) == expected
+    assert hopper.num_runs == 0, "graphs were captured with the other one"
+    eager = [Row(row, 0, _ids(row, 70), GREEDY) for row in range(4)]
+    runner.graphs = None
+    runner.step(eager)
+    runner.graphs = graphs
+    assert hopper.num_runs > 0
+    turns = 0
+    while runner.idle():
+        turns += 1
+        assert _said(runner) == expected
+    assert turns == sum(prompt > 0 for _, prompt in graphs.sizes())
+    runs = hopper.num_runs
+    assert _said(runner) == expected
+    assert hopper.num_runs > runs
+    assert not any(captured.hopper for (_, prompt), captured in graphs._captured.items() if not prompt)
+
+
+def test_a_kernel_that_is_there_at_start_serves_from_the_first_step(tmp_path: Path) -> None:
+    loaded = load_simulated(FAMILIES["qwen3_vl"](tmp_path), max_rows=ROWS)
+    modules: Any = loaded._modules
+    rows_of_table(loaded, ROWS, 300)
+    expected = _eager(loaded)
+    modules.hopper = HopperModule()
+    assert loaded.graphs is not None
+    loaded.graphs.capture()
+    assert all(captured.hopper == (prompt > 0) for (_, prompt), captured in loaded.graphs._captured.items())
+    assert _said(loaded) == expected
+
+
+def test_a_failed_capture_is_the_last(runner: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """What stands serves on."""
+    expected = _said(runner)
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(runner.graphs, "_capture", fails)
+    assert runner.idle() is False
+    assert runner.idle() is False
+    assert caplog.text.count("no more graphs") == 1
+    assert _said(runner) == expected
+
+
+def test_a_dry_run_launches_every_kernel_of_a_step_and_changes_nothing(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one layer of each kind, and without attention, which may still be compiled."""
+    from engine.attention.flashinfer_modules import NoModules
+    from engine.gpu import forward, step_graphs
+
+    launched: set[str] = set()
+    for module, name in (
+        (forward, "rms_norm"),
+        (forward, "rotate_and_write"),
+        (forward, "silu_mul"),
+        (step_graphs, "gather_slots"),
+        (step_graphs, "decode_inputs"),
+        (step_graphs, "draw"),
+    ):
+        function = getattr(module, name)
+
+        def noted(*args: Any, function: Any = function, name: str = name, **options: Any) -> Any:
+            launched.add(name)
+            return function(*args, **options)
+
+        monkeypatch.setattr(module, name, noted)
+    expected = _said(runner)
+    of_steps, modules = set(launched), runner._attention.modules
+    launched.clear()
+    runner._attention.modules = NoModules()
+    runner.graphs.send_all()
+    runner._attention.modules = modules
+    assert launched == of_steps
+    assert _said(runner) == expected

@@ -1,0 +1,35 @@
+"""New pictures beside running streams on a GPU, by the figures of an H200: steady streams, first words soon, and no
+answer a second less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.engine.timed_device import QWEN3_VL_2B, QWEN3_VL_8B, Server, Shape, closed_loop, interference
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.1, 1.2])
+def test_pictures_ten_a_second_do_not_make_32_streams_of_an_8b_model_stutter(slower: float) -> None:
+    """On a device as measured, and on one that is slower at pictures and prompts."""
+    times = {name: getattr(QWEN3_VL_8B, name) * slower for name in ("token_s", "chunk_s", "picture_s")}
+    seen = interference(Server.of(dataclasses.replace(QWEN3_VL_8B, **times)))
+    assert seen.p99 <= 1.5
+    assert seen.ttft_p50_ms <= 130
+    assert seen.ttft_p90_ms <= 140
+
+
+def test_as_they_come_they_do() -> None:
+    seen = interference(Server.of(QWEN3_VL_8B, ttft_target_ms=0))
+    assert seen.p99 > 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "clients"), [(QWEN3_VL_2B, 8), (QWEN3_VL_2B, 64), (QWEN3_VL_8B, 8), (QWEN3_VL_8B, 64)]
+)
+def test_clients_that_ask_again_and_again_are_answered_as_often_as_without_a_target(shape: Shape, clients: int) -> None:
+    kept, given_up = closed_loop(Server.of(shape), clients), closed_loop(Server.of(shape, ttft_target_ms=0), clients)
+    assert kept.requests_per_s >= 0.985 * given_up.requests_per_s
+    assert kept.ttft_p50_ms <= 1.45 * given_up.ttft_p50_ms
