@@ -31,6 +31,9 @@ LAYERS: Final = 2
 dozen replays a picture.
 """
 
+LARGE: Final = 3 * 1536 * 1536
+"""Bytes of pixels from which a slice is one layer, which then takes milliseconds."""
+
 MOST_SHAPES: Final = 24
 """Captured shapes that are kept; the one that was used longest ago makes room."""
 
@@ -59,6 +62,7 @@ class ShapeGraphs:
     """
 
     def __init__(self, encoder: VisionEncoder, batch: torch.Tensor, memory: GraphMemory) -> None:
+        self._layers = layers_of(batch)
         self._encoder = encoder
         self._memory = memory
         self._pixels = torch.empty_like(batch)
@@ -67,9 +71,9 @@ class ShapeGraphs:
         self._x = self._constant.x, torch.empty_like(self._constant.x)
         self._taps: dict[int, list[torch.Tensor]] = {}
         self._graphs: dict[int, Graph[list[torch.Tensor]]] = {}
-        self._num_groups = num_groups(encoder)
+        self._num_groups = -(-encoder.num_layers // self._layers)
         self._can_capture = True
-        self._user: weakref.ref[Replaying] | None = None
+        self._user: weakref.ref[Underway] | None = None
 
     @property
     def is_free(self) -> bool:
@@ -91,19 +95,20 @@ class ShapeGraphs:
         self._run(index)
         return True
 
-    def begin(self, batch: torch.Tensor) -> Replaying:
+    def begin(self, batch: torch.Tensor) -> Underway:
         """Pixels → patches."""
-        state = Replaying(self._x[0], self._constant.grid, graphs=self)
+        state = Underway(self._x[0], self._constant.grid, layers=self._layers, graphs=self)
         self._user = weakref.ref(state)
         self._pixels.copy_(batch)
         self._run(0)
         return state
 
-    def go_on(self, state: Replaying) -> None:
+    def go_on(self, state: Underway) -> None:
         """The next layers."""
-        state.next_layer += 1
-        self._run(state.next_layer)
-        state.taps += self._taps[state.next_layer]
+        index = state.next_layer // self._layers + 1
+        self._run(index)
+        state.next_layer = min(index * self._layers, self._encoder.num_layers)
+        state.taps += self._taps[index]
 
     def finish(self) -> torch.Tensor:
         """Vision tokens."""
@@ -136,8 +141,8 @@ class ShapeGraphs:
         if index > self._num_groups:
             state.taps = [tap for own in self._taps.values() for tap in own]
             return [self._encoder.finish(state)]
-        state.next_layer = (index - 1) * LAYERS
-        self._encoder.run(state, LAYERS)
+        state.next_layer = (index - 1) * self._layers
+        self._encoder.run(state, self._layers)
         if index not in self._taps:
             self._taps[index] = [tap.clone() for tap in state.taps]
         for kept, tap in zip(self._taps[index], state.taps, strict=True):
@@ -147,19 +152,20 @@ class ShapeGraphs:
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Replaying(EncoderState):
-    """A batch on its way through graphs: `next_layer` counts groups of layers. Who lets go of it gives up the batch."""
+class Underway(EncoderState):
+    """A batch on its way, so many layers at a time; through graphs, where there are. Who lets go of it gives it up."""
 
+    layers: int = 1
     graphs: ShapeGraphs | None = None
 
 
 class EncoderGraphs:
-    """The encoder, faster for pictures of a shape that has come before; a `SlicedEncoder` whose layers are groups of
-    its. Equal to the encoder for each picture alone.
+    """The encoder, faster for pictures of a shape that has come before; a `SlicedEncoder` that takes some layers for
+    one. Equal to the encoder for each picture alone.
     """
 
     def __init__(self, encoder: VisionEncoder) -> None:
-        self.num_layers = num_groups(encoder)
+        self.num_layers = encoder.num_layers
         self._encoder = encoder
         self._seen: OrderedDict[torch.Size, int] = OrderedDict()
         self._captured: OrderedDict[torch.Size, ShapeGraphs] = OrderedDict()
@@ -172,6 +178,11 @@ class EncoderGraphs:
             for picture in pictures
         ]
 
+    def num_slices(self, shape: Sequence[int]) -> int:
+        """In how many slices a picture of this shape is encoded."""
+        batches = self.batches(torch.empty(tuple(shape), dtype=torch.uint8, device="meta"))
+        return sum(-(-self.num_layers // layers_of(batch)) for batch in batches)
+
     def num_batches(self, shape: Sequence[int]) -> int:
         """See `SlicedEncoder.num_batches`."""
         return self._encoder.num_batches(shape)
@@ -183,23 +194,25 @@ class EncoderGraphs:
     def begin(self, batch: torch.Tensor) -> EncoderState:
         """See `SlicedEncoder.begin`."""
         graphs = self._graphs_of(batch)
-        if graphs is None or not graphs.is_free:
-            return self._encoder.begin(batch)
-        return graphs.begin(batch)
+        if graphs is not None and graphs.is_free:
+            return graphs.begin(batch)
+        begun = self._encoder.begin(batch)
+        return Underway(begun.x, begun.grid, begun.rotation, begun.order, begun.windows, layers=layers_of(batch))
 
     def run(self, state: EncoderState, num_layers: int) -> bool:
-        """See `SlicedEncoder.run`."""
-        if not isinstance(state, Replaying) or state.graphs is None:
-            return self._encoder.run(state, num_layers * LAYERS)
-        for _ in range(min(num_layers, self.num_layers - state.next_layer)):
+        """See `SlicedEncoder.run`: so many times some layers."""
+        assert isinstance(state, Underway)
+        if state.graphs is None:
+            return self._encoder.run(state, num_layers * state.layers)
+        while num_layers and state.next_layer < self.num_layers:
             state.graphs.go_on(state)
+            num_layers -= 1
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:
         """See `SlicedEncoder.finish`."""
-        if not isinstance(state, Replaying) or state.graphs is None:
-            return self._encoder.finish(state)
-        return state.graphs.finish()
+        assert isinstance(state, Underway)
+        return self._encoder.finish(state) if state.graphs is None else state.graphs.finish()
 
     def knows(self, picture: torch.Tensor) -> bool:
         """Whether pictures of this one's shape have graphs."""
@@ -249,6 +262,6 @@ class EncoderGraphs:
             self._captured.popitem(last=False)
 
 
-def num_groups(encoder: VisionEncoder) -> int:
-    """Of layers that run together."""
-    return -(-encoder.num_layers // LAYERS)
+def layers_of(batch: torch.Tensor) -> int:
+    """Of a slice of such a batch."""
+    return LAYERS if batch.numel() < LARGE else 1

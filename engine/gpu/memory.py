@@ -81,11 +81,11 @@ def step_token_bytes(model: DecoderConfig, num_taps: int, dtype: torch.dtype) ->
 def picture_token_bytes(encoder: VisionEncoder, device: torch.device) -> int:
     """What the encoder takes at most, by vision token, with a quarter more."""
     side = encoder.image_size
-    pixels = torch.zeros((16, side, side, 3), dtype=torch.uint8, device=device)
-    encoder([pixels])  # libraries take their workspaces
+    pictures = [torch.zeros((1, side, side, 3), dtype=torch.uint8, device=device)] * 16  # they go through together
+    encoder(pictures)  # libraries take their workspaces
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    tokens = len(encoder([pixels])[0])
+    tokens = sum(len(embeddings) for embeddings in encoder(pictures))
     torch.cuda.synchronize()
     return 5 * (torch.cuda.max_memory_allocated(device) - before) // (4 * tokens)

@@ -31,7 +31,7 @@ from engine.models.decoder import Decoder, DeepStack
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
 from engine.start_times import Lap, no_lap
-from preprocess.vision.slices import SlicedEncoding, num_slices
+from preprocess.vision.slices import SlicedEncoding
 from preprocess.wire import SamplingParams
 
 MOST_PROMPT_TOKENS: Final = 4096
@@ -226,7 +226,7 @@ class CudaRunner(TorchRunner):
 
     def num_slices(self, shape: Sequence[int]) -> int:
         """See `Runner.num_slices`."""
-        return num_slices(self._encoder_graphs, shape)
+        return self._encoder_graphs.num_slices(shape)
 
     def begin(self, pixels: torch.Tensor) -> PictureEncoding:
         """See `Runner.begin`."""

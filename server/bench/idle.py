@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SETTLING_STEPS: Final = 16
 WARM_PICTURES: Final = 3
-"""Of the size of all others: so many come before the encoder's graph for it stands."""
+"""Of the size of all others: so many come before there is a graph for it."""
 PICTURE_TOKENS: Final = 16
 ROOM: Final = 8
 """Rows beside the streams, for pictures."""
@@ -102,6 +102,12 @@ class Alone:
 
         costs = measure_costs(self._runner, batched_tokens(self._config, self._runner))
         engine = Engine(self._config, self._runner, costs=costs)
+        for _ in range(WARM_PICTURES):
+            engine.submit(self._picture(), pixels_of)
+            while engine.has_work:
+                list(events(engine))
+        while engine.idle():  # graphs of such pictures, and of all steps: as a server that has had a pause
+            continue
         begun: set[str] = set()
         for index in range(streams):
             request = self._request(f"stream{index}", f"{index}: {story(self._stream_words)}", max_tokens=steps)
@@ -126,9 +132,6 @@ class Alone:
 
     def trace_pictures(self, engine: Engine, seconds: float, every_s: float, path: Path) -> tuple[list[Work], int]:
         """Traces as long with new pictures; and says how many steps that were."""
-        for wanted in [self._picture() for _ in range(WARM_PICTURES)]:
-            engine.submit(wanted, pixels_of)
-            _until_answered(engine, wanted.request_id)
         pictures = [self._picture() for _ in range(num_pictures(seconds, every_s))]
         before = engine.stats().num_steps
 
@@ -282,8 +285,3 @@ def _named(kept: Path, more: str) -> Path:
 def _steps(engine: Engine, steps: int) -> None:
     for _ in range(steps):
         list(events(engine))
-
-
-def _until_answered(engine: Engine, request_id: str) -> None:
-    while not any(event.request_id == request_id and event.finish_reason for event in events(engine)):
-        continue

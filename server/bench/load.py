@@ -24,6 +24,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,8 +60,12 @@ class Scenario:
     max_tokens: int = 128
 
     def chains(self, count: int, seed: int) -> list[list[Messages]]:
-        """Conversations that know nothing of each other: of each, what is sent in turn."""
-        return [self._chain(number, seed) for number in range(count)]
+        """Conversations that know nothing of each other: of each, what is sent in turn.
+
+        Pictures are drawn by all cores: one takes 30 ms, and a level of 64 clients has hundreds.
+        """
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(lambda number: self._chain(number, seed), range(count)))
 
     def _chain(self, number: int, seed: int) -> list[Messages]:
         def drawn(index: int) -> bytes:

@@ -150,6 +150,22 @@ def test_a_slice_is_some_layers(runner: Any, pictures: list[torch.Tensor]) -> No
         assert runner.num_slices(picture.shape) == runner.encoder.num_batches(picture.shape) * of_a_batch
 
 
+def test_a_slice_of_a_large_picture_is_one_layer(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large batch, where a picture has several."""
+    sizes = [batch.numel() for picture in pictures for batch in runner.encoder.batches(picture)]
+    monkeypatch.setattr("engine.gpu.encoder_graphs.LARGE", max(sizes))
+    large = next(picture for picture in pictures if runner.encoder.batches(picture)[0].numel() == max(sizes))
+    small = min(pictures, key=torch.Tensor.numel)
+    batches, layers = runner.encoder.num_batches(large.shape), runner.encoder.num_layers
+    short = runner.num_slices(small.shape)
+    assert runner.num_slices(large.shape) == layers + (batches - 1) * short
+    for number in range(TIMES):
+        for picture in (large, small):
+            assert torch.equal(in_slices(runner, picture, number), plain(runner, picture))
+
+
 def test_large_pictures_are_sliced_without_graphs(
     runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
