@@ -168,6 +168,7 @@ class _WatchedFlight:
     """A flight that says how long it was waited for."""
 
     def __init__(self, flight: Flight, waited: Callable[[float], None]) -> None:
+        self.is_first = flight.is_first
         self._flight = flight
         self._waited = waited
 

@@ -87,6 +87,7 @@ class TimedFlight:
     time: Time
     done_s: float
     tokens: list[SampledToken]
+    is_first: bool = False
 
     def result(self) -> list[SampledToken]:
         """Waits."""
