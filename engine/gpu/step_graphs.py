@@ -29,7 +29,7 @@ from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw, temperature_of
-from engine.gpu.step_sizes import EARLY_ROWS, LITTLE, coarse, decode_sizes, prompt_sizes, sizes_beside
+from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, coarse, decode_sizes, prompt_sizes, sizes_beside
 from engine.sampling import noise_key
 
 MOST_CHUNKS: Final = 16
@@ -231,10 +231,13 @@ class StepGraphs:
 
     @torch.inference_mode()
     def send_all(self) -> None:
-        """Launch the work of all sizes, of one layer of each kind, outside of graphs: see `compile_launched`."""
+        """Launch the work of all sizes that differ in more than numbers, of one layer of each kind, outside of graphs:
+        see `compile_launched`.
+        """
         whole = self._decoder
         self._decoder = whole.thin()
-        for decode, prompt in self.sizes():
+        alike = {prompt for prompt in self._prompt_sizes[:-1] if prompt not in KINDS}
+        for decode, prompt in [size for size in self.sizes() if size[1] not in alike]:
             layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
             self._forward(layout, self._send(StepRows([], [], []), layout, hopper=False), hopper=False)
         self._decoder = whole

@@ -8,6 +8,8 @@ from typing import Final
 LITTLE: Final = 256
 """Chunks of so many tokens come beside streams most of all; they are captured early, with `EARLY_ROWS`."""
 EARLY_ROWS: Final = 48
+KINDS: Final = (64, 128, 256, 1024)
+"""Of chunks; with others kernels are launched as with one of these, or with most of all tokens."""
 
 
 def decode_sizes(most: int) -> list[int]:

@@ -25,8 +25,9 @@ def test_a_chain_of_layers_gives_the_same_bits(rows: int, monkeypatch: pytest.Mo
 
     from engine.gpu.decode_attention import DecodeAttention, DecodeRows, part_keys
     from engine.gpu.graph import Graph, GraphMemory
-    from engine.gpu.ops import add_rms_norm, rotate_and_write, silu_mul
+    from engine.gpu.ops import rotate_and_write
     from engine.gpu.skinny import GATE_UP, TO_RESIDUAL, add_parts_rms_norm, skinny, skinny_gate_up
+    from preprocess.blocks.gpu_kernels import rms_norm, silu_mul
 
     qkv_weight = _random((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, seed=1) * HIDDEN**-0.5
     out_weight = _random(HIDDEN, HEADS * DIM, seed=2) * HIDDEN**-0.5
@@ -46,7 +47,7 @@ def test_a_chain_of_layers_gives_the_same_bits(rows: int, monkeypatch: pytest.Mo
 
     def chain() -> torch.Tensor:
         x = start.clone()
-        normed = add_rms_norm(None, x, gain, 1e-6)
+        normed = rms_norm(x, gain, 1e-6)
         for layer in range(LAYERS):
             qkv = torch.nn.functional.linear(normed, qkv_weight).view(rows, -1, DIM)
             query = rotate_and_write(
@@ -56,13 +57,13 @@ def test_a_chain_of_layers_gives_the_same_bits(rows: int, monkeypatch: pytest.Mo
             attention.read(layer, decoding, query, attended)
             if rows <= 8:
                 normed = add_parts_rms_norm(skinny(attended.flatten(1), out_weight, None, TO_RESIDUAL), x, gain, 1e-6)
-                parts = skinny(skinny_gate_up(normed, up_weight, GATE_UP), down_weight, None, TO_RESIDUAL)
+                parts = skinny(skinny_gate_up(normed, up_weight, None, GATE_UP), down_weight, None, TO_RESIDUAL)
                 normed = add_parts_rms_norm(parts, x, gain, 1e-6)
             else:
                 added = torch.nn.functional.linear(attended.flatten(1), out_weight)
-                normed = add_rms_norm(added, x, gain, 1e-6)
+                normed = rms_norm(added, gain, 1e-6, into=x)
                 activated = silu_mul(torch.nn.functional.linear(normed, up_weight))
-                normed = add_rms_norm(torch.nn.functional.linear(activated, down_weight), x, gain, 1e-6)
+                normed = rms_norm(torch.nn.functional.linear(activated, down_weight), gain, 1e-6, into=x)
         return x
 
     with torch.inference_mode():

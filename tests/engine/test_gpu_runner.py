@@ -253,9 +253,9 @@ def served(folder: Path) -> Any:
 
 
 def test_one_batch_ahead_says_what_one_at_a_time_says(served: Any) -> None:
-    """Alone, where batches are of one shape; together every request ends, and nothing leaks."""
-    ahead = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), served)
-    stepwise = Engine(EngineConfig("", prefix_cache=False, check=True, max_running=ROWS), served)
+    """Alone and without drafts, where batches are of one shape; together every request ends, and nothing leaks."""
+    config = EngineConfig("", prefix_cache=False, check=True, max_running=ROWS, speculation="none")
+    ahead, stepwise = Engine(config, served), Engine(config, served)
     stepwise._overlapped = None
     for wanted in _requests():
         assert _answer(ahead, wanted) == _answer(stepwise, wanted)
