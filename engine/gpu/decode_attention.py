@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from engine.gpu import decode_kernels
-from engine.gpu.chain import launch_options
 
 MOST_ROWS: Final = 64
 """In a captured step: with more, the library's kernel reads. Not measured beyond."""
@@ -143,7 +142,6 @@ class DecodeAttention:
             AT_ONCE=min(16, max(4, 64 // filled)),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
-            **launch_options(),
         )
 
 

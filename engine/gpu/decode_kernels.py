@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from engine.gpu.chain_kernels import launch_next, prefetch, wait_for_last
-
 # What a query that sees none of a block's keys has for a score: finite, so that no difference of two is undefined, and
 # weighs nothing beside a key that is seen.
 UNSEEN = tl.constexpr(-1.0e30)
@@ -81,7 +79,6 @@ def attend(
     DIM: tl.constexpr,
     KEYS: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """softmax(query @ keys.T * scale) @ values. A program a key head, a row, and a part of the row's keys.
 
@@ -93,7 +90,6 @@ def attend(
     `finished` (rows, KV_HEADS), zeros before and after, tells that it is. FILLED: the power of two at or above
     QUERIES * GROUP; TILE: the same and at least 16, as the tensor cores want.
     """
-    launch_next(EARLY)
     head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -116,11 +112,6 @@ def attend(
     slots_of_row = table + table_row.to(tl.int64) * table_stride
     keys = first + tl.arange(0, KEYS)
     slots = tl.load(slots_of_row + keys, mask=keys < stop, other=0)
-    if EARLY:
-        cells = pool + slots.to(tl.int64) * (2 * KV_HEADS * DIM) + head * DIM
-        prefetch(cells, DIM * pool.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(cells + KV_HEADS * DIM, DIM * pool.dtype.element_ty.primitive_bitwidth // 8)
-    wait_for_last(EARLY)
     queries = tl.load(
         query + (token.to(tl.int64) * query_stride + query_head * DIM)[:, None] + dims[None, :],
         mask=is_query[:, None],

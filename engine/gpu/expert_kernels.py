@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from engine.gpu.chain_kernels import launch_next, wait_for_last
-
 
 @triton.jit
 def _likeliest(
@@ -167,11 +165,8 @@ def choose_gate_up(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """`_gate_up` of one pair, whose expert each program finds out for itself; the first of them writes it down."""
-    launch_next(EARLY)
-    wait_for_last(EARLY)
     block = tl.program_id(1)
     experts, place, weight_of = _likeliest(logits, x, block // TOP_K, num_tokens, num_experts, TOP_K, SPLITS, BLOCK)
     own = place == block % TOP_K
@@ -283,11 +278,8 @@ def chosen_down(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """`_down` of one pair, in parts."""
-    launch_next(EARLY)
-    wait_for_last(EARLY)
     block = tl.program_id(1)
     expert = tl.load(chosen + block)
     pair = (tl.zeros((ROWS,), tl.int32) + block).to(tl.int64)

@@ -20,7 +20,6 @@ from typing import Final
 import torch
 
 from engine.gpu import expert_kernels
-from engine.gpu.chain import launch_options
 from engine.gpu.skinny import Tiles, skinny
 from engine.models.experts import Experts
 
@@ -40,7 +39,7 @@ class ExpertTiles:
     down: Tiles
 
 
-ROUTER: Final = Tiles(columns=16, depth=128, splits=8, warps=4, stages=2, fetched=2)
+ROUTER: Final = Tiles(columns=16, depth=128, splits=8, warps=4, stages=2)
 FEW: Final = ExpertTiles(16, Tiles(columns=32, depth=128, stages=3), Tiles(columns=32, depth=128, stages=3))
 SOME: Final = ExpertTiles(16, Tiles(columns=32, depth=128, stages=3), Tiles(columns=64, depth=128, stages=3))
 MANY: Final = ExpertTiles(64, Tiles(columns=64, depth=64, stages=3), Tiles(columns=128, depth=64, stages=3))
@@ -91,7 +90,6 @@ def run_pairs(experts: Experts, x: torch.Tensor, tiles: ExpertTiles, router: Til
         BLOCK=_power_of_two(count),
         num_warps=tiles.gate_up.warps,
         num_stages=tiles.gate_up.stages,
-        **launch_options(),
     )
     parts = torch.empty((top_k, tokens, hidden), dtype=torch.float32, device=x.device)
     expert_kernels.chosen_down[(-(-hidden // tiles.down.columns), num_pairs)](
@@ -109,7 +107,6 @@ def run_pairs(experts: Experts, x: torch.Tensor, tiles: ExpertTiles, router: Til
         DEPTH=tiles.down.depth,
         num_warps=tiles.down.warps,
         num_stages=tiles.down.stages,
-        **launch_options(),
     )
     return parts
 

@@ -6,8 +6,6 @@ All arithmetic is float32 whatever the tensors' type; what is stored is rounded 
 import triton
 import triton.language as tl
 
-from engine.gpu.chain_kernels import launch_next, wait_for_last
-
 
 @triton.jit
 def rotate_and_write(
@@ -25,7 +23,6 @@ def rotate_and_write(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """QK-norm where NORM, rotation of queries (in place) and keys, and keys and values into the pool's slots.
 
@@ -33,8 +30,6 @@ def rotate_and_write(
     `preprocess.blocks.rope.Rope`. qkv (tokens, heads + 2 kv_heads, 2 HALF); weight (heads + kv_heads, 2 HALF);
     pool (slots, 2, kv_heads, 2 HALF).
     """
-    launch_next(EARLY)
-    wait_for_last(EARLY)
     token = tl.program_id(0).to(tl.int64)
     total = num_heads + 2 * num_kv_heads
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]

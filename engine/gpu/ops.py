@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from engine.gpu import kernels
-from engine.gpu.chain import launch_options
 
 
 def rotate_and_write(
@@ -51,7 +50,6 @@ def rotate_and_write(
         BLOCK=_power_of_two(dim // 2),
         HEADS=group,
         num_warps=1 if group == 1 else 4,
-        **launch_options(),
     )
     return qkv[:, :heads]
 

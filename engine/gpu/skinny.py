@@ -12,7 +12,6 @@ from typing import Final
 import torch
 
 from engine.gpu import skinny_kernels
-from engine.gpu.chain import launch_options
 
 MOST_ROWS: Final = 8
 """With more, a library's kernels read the weights as fast."""
@@ -23,18 +22,13 @@ _ROWS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut: outputs and inputs of a tile, parts of the inputs; warps; loads in flight.
-
-    `fetched`: tiles of a program's weights that are on their way before its inputs are known, a power of two or none;
-    some ten megabytes for all programs, what the memory gives while a short kernel runs (see `engine.gpu.chain`).
-    """
+    """How a product is cut: outputs and inputs of a tile, parts of the inputs; warps; loads in flight."""
 
     columns: int
     depth: int
     splits: int = 1
     warps: int = 4
     stages: int = 4
-    fetched: int = 4
 
 
 GATE_UP: Final = Tiles(columns=32, depth=128, stages=3)
@@ -68,10 +62,8 @@ def skinny(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, til
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
         SPLITS=tiles.splits,
-        FETCHED=tiles.fetched,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **launch_options(),
     )
     return out
 
@@ -93,10 +85,8 @@ def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
         ROWS=_ROWS,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
-        FETCHED=tiles.fetched,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **launch_options(),
     )
     return out
 
@@ -117,6 +107,5 @@ def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torc
         SPLITS=parts.shape[0],
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
-        **launch_options(),
     )
     return out

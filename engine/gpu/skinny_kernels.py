@@ -3,18 +3,6 @@
 import triton
 import triton.language as tl
 
-from engine.gpu.chain_kernels import launch_next, prefetch, wait_for_last
-
-
-@triton.jit
-def fetch_weights(weight, column, first, inputs: tl.constexpr, DEPTH: tl.constexpr, FETCHED: tl.constexpr):
-    """Prefetches FETCHED blocks of these outputs' weights from input `first` on, where blocks divide the inputs."""
-    num_bytes: tl.constexpr = DEPTH * weight.dtype.element_ty.primitive_bitwidth // 8
-    if inputs % DEPTH == 0:
-        depth = first + DEPTH * tl.arange(0, FETCHED)
-        addresses = weight + column[:, None].to(tl.int64) * inputs + tl.minimum(depth, inputs - DEPTH)[None, :]
-        prefetch(addresses, num_bytes)
-
 
 @triton.jit
 def multiply(
@@ -30,21 +18,15 @@ def multiply(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
-    FETCHED: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """out[split] = x @ weight.T over one of SPLITS parts of the inputs, the first with the bias; with one part out is
     (rows, outputs).
     """
-    launch_next(EARLY)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part: tl.constexpr = (inputs + SPLITS * DEPTH - 1) // (SPLITS * DEPTH) * DEPTH
     first = tl.program_id(1) * part
     depth = first + tl.arange(0, DEPTH)
-    if EARLY and FETCHED > 0:
-        fetch_weights(weight, tl.minimum(column, outputs - 1), first, inputs, DEPTH, FETCHED)
-    wait_for_last(EARLY)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in range(0, part, DEPTH):
         inside = depth + at < inputs
@@ -77,17 +59,10 @@ def gate_up(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    FETCHED: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """out = silu(gate) * up, of x @ weight.T + bias with weight (2 inner, inputs), gates first."""
-    launch_next(EARLY)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    if EARLY and FETCHED > 0:
-        fetch_weights(weight, tl.minimum(column, inner - 1), 0, inputs, DEPTH, FETCHED)
-        fetch_weights(weight, inner + tl.minimum(column, inner - 1), 0, inputs, DEPTH, FETCHED)
-    wait_for_last(EARLY)
     depth = tl.arange(0, DEPTH)
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -119,15 +94,12 @@ def add_parts_rms_norm(
     eps,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """residual += the sum of parts (SPLITS, rows, width); out = its RMS norm * weight. One program a row."""
-    launch_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    wait_for_last(EARLY)
     added = tl.zeros((BLOCK,), tl.float32)
     for split in tl.static_range(SPLITS):
         added += tl.load(parts + (split * rows + row) * width + columns, mask=inside, other=0.0)

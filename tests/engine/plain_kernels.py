@@ -184,7 +184,7 @@ def import_kernels() -> None:
     triton.language = language
     sys.modules.update({"triton": triton, "triton.language": language})
     try:
-        for name in ("chain_kernels", "kernels", "decode_kernels", "skinny_kernels", "expert_kernels"):
+        for name in ("kernels", "decode_kernels", "skinny_kernels", "expert_kernels"):
             importlib.import_module(f"engine.gpu.{name}")
         importlib.import_module("preprocess.blocks.gpu_kernels")
     finally:
