@@ -164,7 +164,7 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
     if modules is not None:
         from engine.gpu.runner import CudaRunner  # Triton comes with torch only where CUDA does
 
-        make = partial(CudaRunner, modules=modules)
+        make = partial(CudaRunner, modules=modules, drafts=config.speculation != "none")
     elif device.type == "cpu" and not reason:
         make = CpuRunner
     runner = make(

@@ -1,10 +1,10 @@
 """Attention with FlashInfer's paged kernels on NVIDIA GPUs (Ye et al. 2025, arXiv:2501.01005), page size 1.
 
-One compiled kernel, the batched prefill with tensor cores, does everything: chunks, decode rows, and both in one batch;
-but decode rows that are not too many have a kernel of ours (`engine.gpu.decode_attention`), and large chunks take a
-faster one where the device has it: 101 instead of 180 µs for 2,048 tokens on an H200. A step is planned once, on the
-host; every layer then runs by that plan. The modules are called directly, since the library's wrappers copy buffers at
-every plan that we keep in place, and would plan a captured step by the size they were made with.
+One compiled kernel, the batched prefill with tensor cores, does chunks of any lengths in one batch; large ones take a
+faster one where the device has it: 101 instead of 180 µs for 2,048 tokens on an H200. Decode rows have a kernel of ours
+(`engine.gpu.decode_attention`). A step is planned once, on the host; every layer then runs by that plan. The modules
+are called directly, since the library's wrappers copy buffers at every plan that we keep in place, and would plan a
+captured step by the size they were made with.
 
     plan       host: lengths ─▶ tiles and splits ─▶ pinned ─▶ device workspace (behind everything in flight)
     captured   the same, but grids are padded to what the step's size may ever need, so that a graph can be replayed
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_modules import AttentionModules
-from engine.gpu.decode_attention import MOST_ROWS, DecodeAttention, DecodePart, DecodeRows, part_keys
+from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, part_keys
 from engine.gpu.ops import gather_slots
 
 ENOUGH_TILES: Final = 96
@@ -170,7 +170,7 @@ class FlashInferAttention:
         self.caches = [(layer[:, 0].unsqueeze(1), layer[:, 1].unsqueeze(1)) for layer in pool]
         self.floats = torch.empty(_FLOAT_BYTES, dtype=torch.uint8, device=device)
         self.ones = torch.ones(slot_table.shape[0] + _MOST_PADDING, dtype=torch.int32, device=device)
-        self.decoding = DecodeAttention(pool, slot_table, num_heads, most_rows=min(MOST_ROWS, slot_table.shape[0] - 1))
+        self.decoding = DecodeAttention(pool, slot_table, num_heads, most_rows=slot_table.shape[0])
         self._workspace = Workspace(device)
 
     def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:
@@ -178,7 +178,6 @@ class FlashInferAttention:
         new = np.array([segment.length for segment in segments], np.int32)
         total = np.array([segment.start for segment in segments], np.int32) + new
         ones = int((new == 1).cumprod().sum())  # rows in front that decode
-        ones = ones if ones <= self.decoding.most_rows else 0
         lengths = Lengths.of(new[ones:], total[ones:])
         cuts = part_keys(total[:ones], self.num_kv_heads) if ones else total[:0]
         packed = np.concatenate(
@@ -253,12 +252,8 @@ class FlashInferAttention:
                 0,
             )
 
-    def schedule(
-        self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, width: int = 0, hopper: bool = False
-    ) -> Any:
-        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size;
-        `width`: in which every row has so many new tokens, and tiles fit that.
-        """
+    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, hopper: bool = False) -> Any:
+        """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
         key_lengths = np.diff(lengths.keys)
         tokens = padded_tokens or int(lengths.query[-1])
         is_whole = self._is_whole(tokens)
@@ -289,7 +284,7 @@ class FlashInferAttention:
             info = module.plan(*arguments)
         else:
             # Splitting keys costs a pass that puts results together again.
-            info = self.modules.tiled.plan(*arguments, -1, is_whole, 0, width)
+            info = self.modules.tiled.plan(*arguments, -1, is_whole, 0, 0)
         workspace.planned()
         return info
 

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from engine.config import EngineConfig
+from engine.gpu.step_sizes import most_checked
 from engine.limits import vision_cache_bytes
 from engine.models.decoder import DecoderConfig
 from engine.runner import VisionEncoder
@@ -60,8 +61,11 @@ def reserved_bytes(
     pictures = 2 * largest * picture_token_bytes(encoder, device)  # one in a graph, one beside
     tokens = MOST_STEP_TOKENS + max(MOST_STEP_TOKENS, config.max_batched_tokens)  # in graphs, and beside
     steps = tokens * step_token_bytes(model, encoder.num_taps, dtype)
-    steps += 2 * (config.max_running + 16) * model.vocab_size * 4  # logits
-    steps += (2 * config.max_running + 32) * (config.max_context or model.max_positions) * 4  # slots
+    samples = config.max_running + 16
+    if config.speculation != "none":
+        samples += most_checked(config.max_running)
+    steps += 2 * samples * model.vocab_size * 4  # logits
+    steps += (config.max_running + 32) * (config.max_context or model.max_positions) * 4  # slots
     graphs = NUM_GRAPHS * model.num_layers * GRAPH_BYTES
     return cache + pictures + ENCODER_BUFFERS + steps + graphs + LIBRARIES + free // MARGIN
 

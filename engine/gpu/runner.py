@@ -121,8 +121,8 @@ class _Wanted:
 
 
 class CudaRunner(TorchRunner):
-    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, and the kernels of attention; the type is
-    bfloat16 or float16.
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, the kernels of attention, and whether graphs
+    of rows with drafts are captured before such rows come; the type is bfloat16 or float16.
 
     Of progress only the encoder tells: the forward of a step is sent within milliseconds, and the next turn reports.
     """
@@ -138,6 +138,7 @@ class CudaRunner(TorchRunner):
         dtype: torch.dtype,
         device: torch.device,
         modules: AttentionModules,
+        drafts: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -155,6 +156,7 @@ class CudaRunner(TorchRunner):
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._modules = modules
         self._captures_more = True
+        self._drafts = drafts
         self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads, modules)
         self._decoder = FusedDecoder(model, self.kv_pool)
         self.graphs: StepGraphs | None = StepGraphs(
@@ -165,7 +167,7 @@ class CudaRunner(TorchRunner):
             num_taps=encoder.num_taps,
             most_tokens=min(MOST_PROMPT_TOKENS, max_positions),
         )
-        self.verify_graphs = VerifyGraphs(self._decoder, self._attention, table, self._future, self.graphs.memory)
+        self.verify_graphs = VerifyGraphs(self._decoder, self.kv_pool, table, self._future, self.graphs.memory)
         self._encoder_graphs = EncoderGraphs(encoder)
 
     def warm_up(self, lap: Lap = no_lap) -> None:
@@ -195,9 +197,15 @@ class CudaRunner(TorchRunner):
 
         self._attention.modules = NoModules()
         try:
-            compile_launched(self.graphs.send_all)
+            compile_launched(self._send_all)
         finally:
             self._attention.modules = self._modules
+
+    def _send_all(self) -> None:
+        assert self.graphs is not None
+        self.graphs.send_all()
+        if self._drafts:
+            self.verify_graphs.send_all()
 
     def idle(self) -> bool:
         """See `Runner.idle`."""
@@ -211,7 +219,11 @@ class CudaRunner(TorchRunner):
         return False
 
     def _capture_next(self, graphs: StepGraphs) -> bool:
-        return self._encoder_graphs.prepare(self.device) or graphs.capture_next()
+        return (
+            self._encoder_graphs.prepare(self.device)
+            or graphs.capture_next()
+            or (self._drafts and self.verify_graphs.capture_next())
+        )
 
     def compile_all(self) -> None:
         """Fill the caches with what `idle` would have compiled, too."""

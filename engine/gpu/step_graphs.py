@@ -82,7 +82,6 @@ class Layout:
             rotary=3 * self.tokens,
             is_vision=self.tokens,
             part_keys=self.decode,
-            decode_keys=self.decode + 1,
             chunk_queries=self.chunks + 1,
             chunk_keys=self.chunks + 1,
             chunk_places=self.chunks,
@@ -91,7 +90,7 @@ class Layout:
     @property
     def length(self) -> int:
         """Of the array."""
-        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + 2 * self.decode + 3 * self.chunks + 40
+        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + self.decode + 3 * self.chunks + 40
 
 
 def is_decode(row: Row) -> bool:
@@ -146,7 +145,6 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class _Captured:
     graph: Graph[tuple[torch.Tensor, torch.Tensor]]
-    decode_plan: list[int]
     chunk_plan: list[int]
     hopper: bool
 
@@ -187,15 +185,13 @@ class StepGraphs:
         self._sizes_beside = {prompt: sizes_beside(self.most, prompt) for prompt in self._prompt_sizes}
         longest = Layout(self.most, self._prompt_sizes[-1], MOST_CHUNKS)
         self._inputs = torch.zeros(longest.length, dtype=torch.int32, device=device)
-        self._decode_slots = torch.zeros(table.numel(), dtype=torch.int32, device=device)
         self._chunk_slots = torch.zeros(MOST_CHUNKS * table.shape[1], dtype=torch.int32, device=device)
-        self._decode_queries = torch.arange(self.most + 2, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(longest.tokens, dtype=torch.int64, device=device)
         self._slots = torch.zeros(longest.tokens, dtype=torch.int32, device=device)
         width = config.hidden_size * (1 + num_taps)
         self._vision = torch.zeros((longest.prompt, width), dtype=attention.pool.dtype, device=device)
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
-        self._workspaces = Workspace(device), Workspace(device)
+        self._workspace = Workspace(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
         self.memory = GraphMemory()
@@ -276,8 +272,8 @@ class StepGraphs:
         """Launches a step that `fits`."""
         decode, prompt = self._choose(len(rows.decodes), rows.num_prompt_tokens)
         captured = self._captured[decode, prompt]
-        plans = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), hopper=captured.hopper)
-        if [list(plan) for plan in plans] != [captured.decode_plan, captured.chunk_plan]:
+        plan = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), hopper=captured.hopper)
+        if list(plan) != captured.chunk_plan:
             raise RuntimeError(f"a step of {decode} + {prompt} tokens was captured for another plan of attention")
         if prompt:
             self._show(rows.chunks)
@@ -295,8 +291,8 @@ class StepGraphs:
                 self._vision[first : first + part.count] = source.view(part.count, -1)
             at += len(row.token_ids)
 
-    def _send(self, rows: StepRows, layout: Layout, *, hopper: bool) -> tuple[Any, Any]:
-        """Inputs and plans of attention to the device, padded. `hopper`: which kernel reads chunks."""
+    def _send(self, rows: StepRows, layout: Layout, *, hopper: bool) -> Any:
+        """Inputs and the plan of chunks' attention to the device, padded. `hopper`: which kernel reads chunks."""
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
         parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
         parts["places"].fill(self.most)
@@ -340,15 +336,9 @@ class StepGraphs:
             parts["ends"][at] = [end for _, end, _, _ in sampling]
             parts["sample_places"][at] = [row.table_row for _, _, row, _ in sampling]
             parts["temperatures"].view(np.float32)[at] = [temperature_of(how.params) for _, _, _, how in sampling]
-        decode_plan: Any = ()
-        chunk_plan: Any = ()
-        schedule = self._attention.schedule
-        if 0 < layout.decode <= self._attention.decoding.most_rows:
+        if layout.decode:
             parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
-        elif layout.decode:
-            of_decodes = Lengths.of(np.ones(layout.decode, np.int32), lengths)
-            parts["decode_keys"][:] = of_decodes.keys
-            decode_plan = schedule(of_decodes, self._workspaces[0], padded_tokens=layout.decode)
+        chunk_plan: Any = ()
         if layout.prompt:
             new, total = np.zeros((2, layout.chunks), np.int32)
             new[: len(rows.chunks)] = [len(row.token_ids) for row in rows.chunks]
@@ -357,40 +347,37 @@ class StepGraphs:
             parts["chunk_queries"][:] = of_chunks.query
             parts["chunk_keys"][:] = of_chunks.keys
             parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
-            chunk_plan = schedule(of_chunks, self._workspaces[1], padded_tokens=layout.prompt, hopper=hopper)
+            schedule = self._attention.schedule
+            chunk_plan = schedule(of_chunks, self._workspace, padded_tokens=layout.prompt, hopper=hopper)
         self._inputs[: layout.length].copy_(staged, non_blocking=True)
-        return decode_plan, chunk_plan
+        return chunk_plan
 
     @torch.inference_mode()
     def _capture(self, decode: int, prompt: int) -> _Captured:
         layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
         hopper = self._attention.prefers_hopper(prompt)
-        plans = self._send(StepRows([], [], []), layout, hopper=hopper)
+        plan = self._send(StepRows([], [], []), layout, hopper=hopper)
         torch.cuda.synchronize()
-        self._forward(layout, plans, hopper=hopper)  # kernels compile and libraries set up outside of the capture
-        graph = Graph(lambda: self._forward(layout, plans, hopper=hopper), self.memory)
-        return _Captured(graph, list(plans[0]), list(plans[1]), hopper)
+        self._forward(layout, plan, hopper=hopper)  # kernels compile and libraries set up outside of the capture
+        graph = Graph(lambda: self._forward(layout, plan, hopper=hopper), self.memory)
+        return _Captured(graph, list(plan), hopper)
 
-    def _forward(self, layout: Layout, plans: tuple[Any, Any], *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, layout: Layout, chunk_plan: Any, *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
         parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
         decode, tokens = layout.decode, layout.tokens
         token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
         decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
         of_step: list[Part] = []
-        if 0 < decode <= self._attention.decoding.most_rows:
+        if decode:
             rows = DecodeRows(parts["places"][:decode], parts["positions"][:decode], parts["part_keys"])
             of_step.append(DecodePart(0, decode, self._attention.decoding, rows))
-        elif decode:
-            gather_slots(self._table, parts["places"][:decode], parts["decode_keys"], self._decode_slots)
-            queries, keys, workspace = self._decode_queries[: decode + 1], parts["decode_keys"], self._workspaces[0]
-            of_step.append(PartPlan(self._attention, 0, decode, workspace, plans[0], queries, keys, self._decode_slots))
         if layout.prompt:
             gather_slots(self._table, parts["chunk_places"], parts["chunk_keys"], self._chunk_slots)
-            queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspaces[1]
+            queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspace
             slots_of, attention = self._chunk_slots, self._attention
             of_step.append(
-                PartPlan(attention, decode, layout.prompt, workspace, plans[1], queries, keys, slots_of, hopper)
+                PartPlan(attention, decode, layout.prompt, workspace, chunk_plan, queries, keys, slots_of, hopper)
             )
         plan = StepPlan(self._attention.pool, slots, of_step, pad=layout.prompt > 0)
         hidden = self._decoder.model.embed(token_ids)

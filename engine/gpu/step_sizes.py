@@ -1,4 +1,6 @@
-"""Which sizes of steps are captured as CUDA graphs: numbers of rows that decode, and of tokens in chunks of prompts."""
+"""Which sizes of steps are captured as CUDA graphs: numbers of rows that decode, of tokens in chunks of prompts, and of
+rows with drafts.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,13 @@ LITTLE: Final = 256
 EARLY_ROWS: Final = 48
 KINDS: Final = (64, 128, 256, 1024)
 """Of chunks; with others kernels are launched as with one of these, or with most of all tokens."""
+
+WIDTHS: Final = (2, 4, 8, 16)
+"""Tokens of a row with drafts: those of `engine.speculation.controller.LENGTHS`, and the one before them."""
+MOST_CHECKED: Final = 512
+"""Tokens of a captured step of rows with drafts. Their logits take most of its memory: 300 MiB at a vocabulary of
+152,000.
+"""
 
 
 def decode_sizes(most: int) -> list[int]:
@@ -47,3 +56,27 @@ def coarse(sizes: Sequence[int]) -> list[int]:
         if 0 < 2 * size <= chosen[0]:
             chosen.insert(0, size)
     return chosen
+
+
+def row_sizes(most: int) -> list[int]:
+    """Captured numbers of rows with drafts: few, at most half as many again as wanted."""
+    sizes = [1, 2, 3, 4, 6, 8]
+    while sizes[-1] < most:
+        sizes += [3 * sizes[-1] // 2, 2 * sizes[-1]]
+    return [*(size for size in sizes if size < most), most]
+
+
+def most_checked(most: int) -> int:
+    """Tokens of the largest captured step with drafts, of at most so many rows."""
+    return max(size * width for size in row_sizes(most) for width in WIDTHS if size * width <= MOST_CHECKED)
+
+
+def checked_ahead(most: int) -> list[tuple[int, int]]:
+    """Rows and widths that are captured before they come, fewest tokens first: capturing one takes 20 to 50 ms."""
+    sizes = [
+        (rows, width)
+        for rows in row_sizes(most)
+        for width in WIDTHS
+        if (rows <= 8 or rows == 16) and (width < WIDTHS[-1] or rows <= 4)
+    ]
+    return sorted(sizes, key=lambda size: (size[0] * size[1], size))

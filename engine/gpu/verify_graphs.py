@@ -4,11 +4,11 @@
               └─ row 0 ─┘└─ row 1 ─┘└─ row 2 ─┘
 
 A step takes the next captured number of rows, and the next width that holds its longest row. What fills a row up stands
-before its tokens: attention lines a row's tokens up with the end of its keys, so it never reads a slot behind them.
-Padding writes to the dummy slot, and nobody looks at what it draws.
+before its tokens: attention takes a row's length from its last one. Padding writes to the dummy slot, and nobody looks
+at what it draws.
 
-A size is captured when it first comes, so whoever never drafts pays nothing, and there are at most `MOST_TOKENS` tokens
-in one; larger steps run kernel by kernel.
+A size is captured when it first comes, those that come most while there is nothing to do, so whoever never drafts pays
+nothing. There are at most `MOST_CHECKED` tokens in one; larger steps run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -22,38 +22,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, PartPlan, StepPlan, Workspace
+from engine.attention.flashinfer_backend import StepPlan
 from engine.batch import Row
+from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, most_queries, part_keys
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.graph import Graph, GraphMemory
-from engine.gpu.ops import decode_inputs, gather_slots
+from engine.gpu.ops import decode_inputs
 from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.step_graphs import StepResult, cut
+from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
 from engine.sampling import noise_key
 
-WIDTHS: Final = (2, 4, 8, 16)
-"""Tokens of a row: those of `engine.speculation.controller.LENGTHS`, and the one before them."""
-
-MOST_TOKENS: Final = 512
-"""Of a captured step. Their logits take most of its memory: 300 MiB at a vocabulary of 152,000."""
+KIND: Final = (3, 4)
+"""Rows and width of a step whose number of tokens is no multiple of 16, and too large for `engine.gpu.skinny`."""
 
 logger = logging.getLogger("beholder.engine")
 
 
-def row_sizes(most: int) -> list[int]:
-    """Captured numbers of rows: few, at most half as many again as wanted."""
-    sizes = [1, 2, 3, 4, 6, 8]
-    while sizes[-1] < most:
-        sizes += [3 * sizes[-1] // 2, 2 * sizes[-1]]
-    return [*(size for size in sizes if size < most), most]
-
-
 @dataclass(frozen=True, slots=True)
 class VerifyLayout:
-    """Where a step of some size has its inputs, in one array of int32."""
+    """Where a step of some size has its inputs, in one array of int32. Attention reads a row as several of `queries`
+    tokens each, where that is less than its width.
+    """
 
     rows: int
     width: int
+    queries: int
 
     @property
     def tokens(self) -> int:
@@ -64,38 +58,31 @@ class VerifyLayout:
         """Names for the parts of an array of `length` int32, numpy or torch."""
         names = ("temperatures", "sample_places", "ids", "positions", "places", "rotary")
         of_tokens = dict.fromkeys(names, self.tokens)
-        rows = self.rows
-        return cut(flat, keys=2 * self.tokens, **of_tokens, row_places=rows, row_queries=rows + 1, row_keys=rows + 1)
+        return cut(flat, keys=2 * self.tokens, **of_tokens, part_keys=self.tokens // self.queries)
 
     @property
     def length(self) -> int:
         """Of the array."""
-        return 8 * (self.tokens + 4) + 3 * (self.rows + 5)
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    graph: Graph[tuple[torch.Tensor, torch.Tensor]]
-    plan: list[int]
+        return 9 * (self.tokens + 4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """What all sizes share: inputs, token ids, slots of tokens, slots of keys, the plan of attention."""
+    """What all sizes share: inputs, token ids, slots of tokens, logits, attention."""
 
     inputs: torch.Tensor
     token_ids: torch.Tensor
     slots: torch.Tensor
-    key_slots: torch.Tensor
-    workspace: Workspace
+    logits: torch.Tensor
+    attention: DecodeAttention
 
 
 class VerifyGraphs:
-    """Captures at first use, replays at each step.
+    """Captures at first use or before, replays at each step.
 
     Args:
         decoder: The model.
-        attention: Its attention.
+        pool: (layers, slots, 2, kv_heads, head_dim).
         table: int32 (rows + 1, positions): the slot table and one row more, of dummies.
         future: int64 (rows + 1,): what was drawn last, by place in the table. Rows with drafts leave nothing there, as
             only the host can say which of their tokens stand.
@@ -105,35 +92,33 @@ class VerifyGraphs:
     def __init__(
         self,
         decoder: FusedDecoder,
-        attention: FlashInferAttention,
+        pool: torch.Tensor,
         table: torch.Tensor,
         future: torch.Tensor,
         memory: GraphMemory,
     ) -> None:
         self._decoder = decoder
-        self._attention = attention
+        self._pool = pool
         self._table = table
         self._future = future
         self._memory = memory
         self._dummy = table.shape[0] - 1
         self._has_axes = decoder.model.config.rope.sections is not None
         self._row_sizes = row_sizes(self._dummy)
+        self._ahead = checked_ahead(self._dummy)
         self._buffers: _Buffers | None = None
-        self._logits: dict[int, torch.Tensor] = {}  # by number of tokens
-        self._captured: dict[tuple[int, int], _Captured | None] = {}
+        num_heads, kv_heads = decoder.model.config.num_heads, pool.shape[3]
+        self._most_queries = most_queries(num_heads, kv_heads, pool.shape[4])
+        self._captured: dict[tuple[int, int], Graph[tuple[torch.Tensor, torch.Tensor]] | None] = {}
 
     def size_of(self, rows: Sequence[Row]) -> tuple[int, int] | None:
-        """Rows and width of the captured step that these rows take; None: there is none, they are not alone in it, or
-        one has fewer tokens in all than that is wide.
-        """
+        """Rows and width of the captured step that these rows take; None: there is none, or it has something else."""
         if len(rows) > self._dummy or not all(_is_checked(row) for row in rows):
             return None
         longest = max(len(row.token_ids) for row in rows)
         width = next((width for width in WIDTHS if width >= longest), None)
         size = next(size for size in self._row_sizes if size >= len(rows))
-        if width is None or size * width > MOST_TOKENS:
-            return None
-        return (size, width) if all(row.start + len(row.token_ids) >= width for row in rows) else None
+        return None if width is None or size * width > MOST_CHECKED else (size, width)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> StepResult | None:
@@ -141,27 +126,47 @@ class VerifyGraphs:
         size = self.size_of(rows)
         if size is None:
             return None
-        layout = VerifyLayout(*size)
         is_first = size not in self._captured
         if is_first:
-            self._captured[size] = self._capture(layout)
-        captured = self._captured[size]
-        if captured is None:
+            self._captured[size] = self._capture(size)
+        graph = self._captured[size]
+        if graph is None:
             return None
-        plan, picks = self._send(rows, layout)
-        if list(plan) != captured.plan:
-            raise RuntimeError(f"a step of {size[0]} rows of {size[1]} was captured for another plan of attention")
-        captured.graph.replay()
-        return StepResult(*captured.graph.result, picks, is_first)
+        picks = self._send(rows, self._layout(size))
+        graph.replay()
+        return StepResult(*graph.result, picks, is_first)
 
-    def _send(self, rows: Sequence[Row], layout: VerifyLayout) -> tuple[Any, list[int]]:
-        """Inputs and the plan of attention to the device; the plan, and which tokens are the rows'."""
+    def capture_next(self) -> bool:
+        """Capture one size that may come soon. False: there is none, or memory did not do for one."""
+        if None in self._captured.values():
+            return False
+        size = next((size for size in self._ahead if size not in self._captured), None)
+        if size is None:
+            return False
+        self._captured[size] = self._capture(size)
+        return self._captured[size] is not None
+
+    @torch.inference_mode()
+    def send_all(self) -> None:
+        """Launch the work of each width outside of graphs, of one layer of each kind: see `compile_launched`."""
+        whole = self._decoder
+        self._decoder = whole.thin()
+        for size in [*((1, width) for width in WIDTHS), KIND]:
+            layout = self._layout(size)
+            self._send([], layout)
+            self._forward(layout)
+        self._decoder = whole
+
+    def _layout(self, size: tuple[int, int]) -> VerifyLayout:
+        return VerifyLayout(*size, queries=min(size[1], self._most_queries))
+
+    def _send(self, rows: Sequence[Row], layout: VerifyLayout) -> list[int]:
+        """Inputs to the device; which tokens are the rows'."""
         buffers = self._shared()
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
         parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
-        for name in ("places", "sample_places", "row_places"):
+        for name in ("places", "sample_places"):
             parts[name].fill(self._dummy)
-        totals = np.full(layout.rows, layout.width, np.int32)
         at = np.empty(0, np.int64)
         if num_rows := len(rows):
             counts = np.array([len(row.token_ids) for row in rows])
@@ -171,8 +176,6 @@ class VerifyGraphs:
             firsts = layout.width * np.arange(1, num_rows + 1) - counts
             ordinals = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # within its row
             at = np.repeat(firsts, counts) + ordinals
-            totals[:num_rows] = starts + counts
-            parts["row_places"][:num_rows] = own_places
             parts["ids"][at] = [token_id for row in rows for token_id in row.token_ids]
             parts["places"][at] = np.repeat(own_places, counts)
             parts["positions"][at] = np.repeat(starts, counts) + ordinals
@@ -181,48 +184,54 @@ class VerifyGraphs:
             parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
             parts["temperatures"].view(np.float32)[at] = [temperature_of(how.params) for how in sampling]
             parts["sample_places"][firsts[counts == 1]] = own_places[counts == 1]
-        lengths = Lengths.of(np.full(layout.rows, layout.width, np.int32), totals)
-        parts["row_queries"][:], parts["row_keys"][:] = lengths.query, lengths.keys
-        plan = self._attention.schedule(lengths, buffers.workspace, padded_tokens=layout.tokens, width=layout.width)
+        lengths = parts["positions"][layout.queries - 1 :: layout.queries] + 1
+        parts["part_keys"][:] = part_keys(lengths, self._pool.shape[3])
         buffers.inputs[: layout.length].copy_(staged, non_blocking=True)
-        return plan, at.tolist()
+        return at.tolist()
 
     def _shared(self) -> _Buffers:
         if self._buffers is None:
             device = self._table.device
-            inputs = torch.zeros(VerifyLayout(MOST_TOKENS, 1).length, dtype=torch.int32, device=device)
-            token_ids = torch.zeros(MOST_TOKENS, dtype=torch.int64, device=device)
-            slots = torch.zeros(MOST_TOKENS, dtype=torch.int32, device=device)
-            key_slots = torch.zeros(self._table.numel(), dtype=torch.int32, device=device)
-            self._buffers = _Buffers(inputs, token_ids, slots, key_slots, Workspace(device))
+            config = self._decoder.model.config
+            most = most_checked(self._dummy)
+            inputs = torch.zeros(VerifyLayout(most, 1, 1).length, dtype=torch.int32, device=device)
+            token_ids = torch.zeros(most, dtype=torch.int64, device=device)
+            slots = torch.zeros(most, dtype=torch.int32, device=device)
+            logits = torch.empty((most, config.vocab_size), dtype=torch.float32, device=device)
+            attention = DecodeAttention(
+                self._pool,
+                self._table,
+                config.num_heads,
+                most_rows=most // min(WIDTHS[0], self._most_queries),
+                most_queries=min(WIDTHS[-1], self._most_queries),
+                most_tokens=most,
+            )
+            self._buffers = _Buffers(inputs, token_ids, slots, logits, attention)
         return self._buffers
 
-    def _capture(self, layout: VerifyLayout) -> _Captured | None:
+    @torch.inference_mode()
+    def _capture(self, size: tuple[int, int]) -> Graph[tuple[torch.Tensor, torch.Tensor]] | None:
         """None, and a line in the log, where memory does not do."""
-        tokens, dims = layout.tokens, (layout.rows, layout.width)
+        layout = self._layout(size)
         try:
-            plan, _ = self._send([], layout)
-            if tokens not in self._logits:
-                vocab = self._decoder.model.config.vocab_size
-                self._logits[tokens] = torch.empty((tokens, vocab), dtype=torch.float32, device=self._table.device)
-            self._forward(layout, plan)  # kernels compile and libraries set up outside of the capture
-            return _Captured(Graph(lambda: self._forward(layout, plan), self._memory), list(plan))
+            self._send([], layout)
+            self._forward(layout)  # kernels compile and libraries set up outside of the capture
+            return Graph(lambda: self._forward(layout), self._memory)
         except torch.OutOfMemoryError:
-            logger.warning("steps of %d rows of %d tokens run without a graph", *dims, exc_info=True)
+            logger.warning("steps of %d rows of %d tokens run without a graph", *size, exc_info=True)
             return None
 
-    def _forward(self, layout: VerifyLayout, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, layout: VerifyLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
         buffers, tokens = self._shared(), layout.tokens
         parts: dict[str, torch.Tensor] = layout.cut(buffers.inputs)
         token_ids, slots = buffers.token_ids[:tokens], buffers.slots[:tokens]
-        decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)
-        queries, keys, key_slots = parts["row_queries"], parts["row_keys"], buffers.key_slots
-        gather_slots(self._table, parts["row_places"], keys, key_slots)
-        part = PartPlan(self._attention, 0, tokens, buffers.workspace, info, queries, keys, key_slots)
-        plan = StepPlan(self._attention.pool, slots, [part])
+        places, positions = parts["places"], parts["positions"]
+        decode_inputs(parts["ids"], places, positions, self._future, self._table, token_ids, slots)
+        rows = DecodeRows(places, positions, parts["part_keys"], layout.queries)
+        plan = StepPlan(self._pool, slots, [DecodePart(0, tokens, buffers.attention, rows)])
         hidden = self._decoder.model.embed(token_ids)
-        logits = self._logits[tokens].copy_(self._decoder.logits(hidden, parts["rotary"], plan))
+        logits = buffers.logits[:tokens].copy_(self._decoder.logits(hidden, parts["rotary"], plan))
         drawn = torch.empty(tokens, dtype=torch.int64, device=logits.device)
         temperatures = parts["temperatures"].view(torch.float32)
         keys = parts["keys"].view(torch.int64)

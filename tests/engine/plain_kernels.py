@@ -169,7 +169,10 @@ def _attend(
     assert table.stride(0) == table_stride
     assert len(query) == len(table_rows) == len(positions) == QUERIES * len(part_keys)
     assert bool((part_keys >= KEYS).all())
-    for token, (place, position) in enumerate(zip(table_rows.tolist(), positions.tolist(), strict=True)):
+    places, ends = table_rows.view(-1, QUERIES)[:, -1], positions.view(-1, QUERIES)[:, -1]
+    assert bool((positions <= ends.repeat_interleave(QUERIES)).all())
+    for token, position in enumerate(positions.tolist()):
+        place = places[token // QUERIES]
         cells = pool[table[place, : position + 1].long()].float()  # (keys, 2, kv_heads, dim)
         keys, values = cells.repeat_interleave(GROUP, 2).unbind(1)
         scores = torch.einsum("hd,khd->hk", query[token].float(), keys) * (scale * math.log(2))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.engine.gpu import INTERPRETED, KERNEL_DEVICE, needs_triton
+from tests.engine.gpu import INTERPRETED, KERNEL_DEVICE, needs_gpu, needs_triton
 
 pytestmark = needs_triton
 
@@ -100,7 +100,7 @@ def test_all_lengths(length: int) -> None:
     _check(Sequences([length], 2, 64, TYPES[0]), 4, TYPES[0])
 
 
-@pytest.mark.parametrize("rows", [2, 3, 8, 9, 24, 64])
+@pytest.mark.parametrize("rows", [2, 3, 8, 9, 24, 64, 100])
 def test_all_numbers_of_rows(rows: int) -> None:
     """Lengths of all kinds beside each other, one of them far longer."""
     lengths = [1 + (37 * row) % 90 for row in range(rows - 1)]
@@ -129,12 +129,12 @@ def test_large_scores_are_no_danger() -> None:
 
 
 def test_programs_have_about_the_same_to_do() -> None:
-    from engine.gpu.decode_attention import MOST_PARTS, num_parts, part_keys, tiles_of
+    from engine.gpu.decode_attention import BLOCK_KEYS, MOST_PARTS, PROGRAMS, num_parts, part_keys
 
     def parts(lengths: list[int], kv_heads: int) -> NDArray[np.int32]:
         wanted = np.array(lengths, np.int32)
         keys = part_keys(wanted, kv_heads)
-        assert (keys % tiles_of(len(lengths)).keys == 0).all()
+        assert (keys % BLOCK_KEYS == 0).all()
         count = -(-wanted // keys)
         assert (count <= num_parts(len(lengths), kv_heads)).all()
         return count
@@ -144,5 +144,76 @@ def test_programs_have_about_the_same_to_do() -> None:
     assert parts([100_000], 8).tolist() == [MOST_PARTS]
     for rows, kv_heads in ((8, 8), (16, 8), (32, 8), (64, 8), (64, 2), (64, 4)):
         programs = kv_heads * parts([1000 + row for row in range(rows)], kv_heads).sum()
-        assert 0.7 < programs / tiles_of(rows).programs < 1.4, (rows, kv_heads)
+        assert 0.7 < programs / max(PROGRAMS, rows * kv_heads) < 1.4, (rows, kv_heads)
     assert parts([*[500] * 63, 20_000], 8).tolist() == [*[1] * 63, num_parts(64, 8)]
+
+
+def test_what_parts_leave_takes_little_memory_however_many_rows_there_are() -> None:
+    """Of 512 rows, or of as many tokens in rows with drafts: 32 heads, 4 of keys, are the most of common models."""
+    from engine.gpu.decode_attention import DecodeAttention, most_queries
+
+    assert most_queries(32, 4, 128) == most_queries(28, 4, 128) == 16
+    assert most_queries(64, 4, 128) == 8
+    pool = torch.empty((1, 1, 2, 4, 128), dtype=torch.bfloat16, device="meta")
+    table = torch.empty((513, 8), dtype=torch.int32, device="meta")
+    plain = DecodeAttention(pool, table, 32, most_rows=512)
+    drafted = DecodeAttention(pool, table, 32, most_rows=256, most_queries=16, most_tokens=512)
+    for attention in (plain, drafted):
+        assert attention._part_outs.nbytes + attention._part_sums.nbytes < 64 << 20
+
+
+@pytest.mark.parametrize("queries", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(2, 1, 128), (8, 1, 128), (7, 1, 128), (4, 1, 256), (16, 1, 64)]
+)
+def test_rows_of_many_queries(heads: int, kv_heads: int, dim: int, queries: int) -> None:
+    """Up to the largest tile."""
+    from engine.gpu.decode_attention import most_queries
+
+    queries = min(queries, most_queries(heads, kv_heads, dim))
+    _check(Sequences([3, 70, 200], kv_heads, dim, TYPES[0]), heads, TYPES[0], queries=queries)
+
+
+@needs_gpu[1]
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("rows", [1, 5, 24, 80])
+def test_replays_give_the_same_bits(rows: int, queries: int) -> None:
+    """Races would show as others: between parts and whoever puts them together, and between a row's newest keys and who
+    reads them.
+    """
+    from engine.gpu.decode_attention import DecodeAttention, DecodeRows, part_keys
+    from engine.gpu.graph import Graph, GraphMemory
+
+    heads, kv_heads, dim = 16, 8, 128
+    sequences = Sequences([700 - 31 * row % 600 for row in range(rows)], kv_heads, dim, torch.bfloat16)
+    lengths = np.array(sequences.lengths, np.int32)
+    attention = DecodeAttention(sequences.pool, sequences.table, heads, most_rows=rows, most_queries=queries)
+    places = torch.arange(rows, dtype=torch.int32).repeat_interleave(queries)
+    positions = torch.from_numpy(lengths).repeat_interleave(queries) - queries + torch.arange(queries).repeat(rows)
+    cut = torch.from_numpy(part_keys(lengths, kv_heads))
+    on_device = [values.int().to(KERNEL_DEVICE) for values in (places, positions, cut)]
+    asked = DecodeRows(*on_device, queries)
+    query = torch.randn((rows * queries, heads, dim), device=KERNEL_DEVICE).bfloat16()
+    slots = sequences.table[on_device[0].long(), on_device[1].long()].long()
+    newest = sequences.pool[1, slots].clone()
+    out = torch.empty_like(query)
+
+    def chain() -> torch.Tensor:
+        """Each reads what the one before has found."""
+        found = query
+        for _ in range(6):
+            sequences.pool[1].index_copy_(0, slots, newest)
+            attention.read(1, asked, found, out)
+            sequences.pool[1].index_fill_(0, slots, 0)
+            found = out + query
+        return found
+
+    with torch.inference_mode():
+        wanted = chain()
+        graph = Graph(chain, GraphMemory())
+        for _ in range(200):
+            out.fill_(torch.nan)
+            attention._part_outs.fill_(torch.nan)
+            graph.replay()
+            assert torch.equal(graph.result, wanted)
+    assert wanted.isfinite().all()

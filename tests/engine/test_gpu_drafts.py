@@ -55,9 +55,9 @@ def _checked(row: int, num_drafts: int, sampling: RowSampling = GREEDY, start: i
 
 
 def _sizes(most: int, width: int) -> list[int]:
-    from engine.gpu.verify_graphs import MOST_TOKENS, row_sizes
+    from engine.gpu.step_sizes import MOST_CHECKED, row_sizes
 
-    return [size for size in row_sizes(most) if size * width <= MOST_TOKENS]
+    return [size for size in row_sizes(most) if size * width <= MOST_CHECKED]
 
 
 @pytest.mark.parametrize("width", [2, 4, 8, 16])
@@ -134,10 +134,10 @@ def test_each_token_is_drawn_as_its_place_in_the_answer_asks(runner: Any) -> Non
     assert [token.token_id for token in runner.step(rows)] == [token.token_id for token in sample(logits, wanted)]
 
 
-def test_a_sequence_shorter_than_a_graph_is_wide_is_computed_kernel_by_kernel(runner: Any) -> None:  # noqa: F811
+def test_a_sequence_shorter_than_a_graph_is_wide_takes_it_all_the_same(runner: Any) -> None:  # noqa: F811
     runner.step([Row(0, 0, _ids(1, 3), GREEDY)])
     row = _checked(0, 9, start=3)
-    assert runner.verify_graphs.size_of([row]) is None
+    assert runner.verify_graphs.size_of([row]) == (1, 16)
     with torch.inference_mode():
         expected = runner.logits([row]).max(-1).indices.tolist()
     assert [token.token_id for token in runner.step([row])] == expected
@@ -146,7 +146,7 @@ def test_a_sequence_shorter_than_a_graph_is_wide_is_computed_kernel_by_kernel(ru
 def test_a_size_is_captured_when_it_first_comes(runner: Any) -> None:  # noqa: F811
     from engine.gpu.verify_graphs import VerifyGraphs
 
-    fresh = VerifyGraphs(runner._decoder, runner._attention, runner.padded_table, runner._future, runner.graphs.memory)
+    fresh = VerifyGraphs(runner._decoder, runner.kv_pool, runner.padded_table, runner._future, runner.graphs.memory)
     assert fresh._buffers is None
     assert not fresh._captured
     runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(3)])
@@ -157,13 +157,71 @@ def test_a_size_is_captured_when_it_first_comes(runner: Any) -> None:  # noqa: F
         assert list(fresh._captured) == [(3, 4)]
 
 
+def test_attention_may_read_a_wide_row_as_several(runner: Any) -> None:  # noqa: F811
+    """Where registers do not do for all its queries; some of the several are padding alone."""
+    from engine.gpu.verify_graphs import VerifyGraphs
+
+    fresh = VerifyGraphs(runner._decoder, runner.kv_pool, runner.padded_table, runner._future, runner.graphs.memory)
+    fresh._most_queries = 2
+    runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(4)])
+    for drafts in ([7, 0, 3], [15, 2, 8, 0], [1]):
+        rows = [_checked(row, number) for row, number in enumerate(drafts)]
+        with torch.inference_mode():
+            result = fresh.run(rows)
+            assert result is not None
+            replayed = result.logits[result.picks].clone()
+            assert _error(replayed, runner.logits(rows)) < 1.5e-2
+
+
+def test_sizes_are_captured_before_they_come(runner: Any) -> None:  # noqa: F811
+    """Fewest tokens first, and they are the graphs that steps then take."""
+    from engine.gpu.step_sizes import checked_ahead
+    from engine.gpu.verify_graphs import VerifyGraphs
+
+    fresh = VerifyGraphs(runner._decoder, runner.kv_pool, runner.padded_table, runner._future, runner.graphs.memory)
+    runner.step([Row(row, 0, _ids(row, _start(row)), GREEDY) for row in range(3)])
+    rows = [_checked(row, 2) for row in range(3)]
+    first = fresh.run(rows)
+    assert first is not None
+    assert first.is_first
+    while fresh.capture_next():
+        pass
+    expected = checked_ahead(ROWS)
+    assert list(fresh._captured) == [(3, 4), *(size for size in expected if size != (3, 4))]
+    tokens = [rows * width for rows, width in expected]
+    assert tokens == sorted(tokens)
+    for count in (1, 3, 4):
+        for width in (2, 4, 8, 16):
+            again = fresh.run([_checked(row, width - 1) for row in range(count)])
+            assert again is not None
+            assert not again.is_first
+
+
+def test_when_memory_does_not_do_no_more_sizes_are_captured(
+    runner: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine.gpu.verify_graphs import VerifyGraphs
+
+    fresh = VerifyGraphs(runner._decoder, runner.kv_pool, runner.padded_table, runner._future, runner.graphs.memory)
+    assert fresh.capture_next()
+
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("engine.gpu.verify_graphs.Graph", lacking)
+    for _ in range(2):
+        assert not fresh.capture_next()
+    assert list(fresh._captured.values())[1:] == [None]
+
+
 def test_without_memory_for_a_graph_steps_run_without_it(
     runner: Any,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from engine.gpu.verify_graphs import VerifyGraphs
 
-    fresh = VerifyGraphs(runner._decoder, runner._attention, runner.padded_table, runner._future, runner.graphs.memory)
+    fresh = VerifyGraphs(runner._decoder, runner.kv_pool, runner.padded_table, runner._future, runner.graphs.memory)
 
     def lacking(*_: object) -> None:
         raise torch.OutOfMemoryError

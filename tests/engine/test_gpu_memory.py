@@ -41,6 +41,7 @@ def test_more_is_reserved_for_larger_pictures_steps_and_caches(needs: Any) -> No
     assert needs(max_batched_tokens=16_384) > plain
     assert needs(max_running=512) > needs(max_running=64)
     assert needs(max_context=1000) < needs(max_context=128_000)
+    assert needs(speculation="none") < plain, "drafts have logits of their own"
     assert needs(free=128 * GIB) > plain, "a part of what is free is nobody's"
     assert plain < 7 * GIB
 

@@ -98,6 +98,23 @@ def test_the_others_follow_one_at_a_time_largest_first(runner: Any) -> None:
     assert all(graphs._choose(*size) == size for size in graphs.sizes())
 
 
+def test_graphs_of_drafts_follow_all_others_where_somebody_drafts(runner: Any) -> None:
+    from engine.gpu.step_sizes import checked_ahead
+
+    while runner.idle():
+        pass
+    assert not runner.verify_graphs._captured
+    runner._drafts = True
+    expected = _said(runner)
+    followed = 0
+    while runner.idle():
+        followed += 1
+        assert len(runner.verify_graphs._captured) == followed
+        assert _said(runner) == expected
+    assert list(runner.verify_graphs._captured) == checked_ahead(ROWS)
+    assert set(runner.graphs._captured) == set(runner.graphs.sizes())
+
+
 def test_a_kernel_that_comes_later_serves_at_once_and_graphs_follow(runner: Any) -> None:
     graphs = runner.graphs
     expected = _said(runner)
@@ -180,3 +197,34 @@ def test_a_dry_run_launches_every_kernel_of_a_step_and_changes_nothing(
     runner._attention.modules = modules
     assert launched == of_steps
     assert _said(runner) == expected
+
+
+def test_a_dry_run_launches_the_kernels_of_drafts_where_somebody_drafts(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention has one for each number of queries a row; other numbers only have to be alike for the compiler."""
+    from engine.gpu.decode_attention import DecodeAttention
+    from engine.gpu.skinny import MOST_ROWS
+    from engine.gpu.step_sizes import checked_ahead
+
+    read = DecodeAttention.read
+    seen: set[tuple[int, tuple[bool, bool]]] = set()  # queries; whether tokens are a multiple of 16, and few
+
+    def noted(attention: Any, layer: int, rows: Any, query: torch.Tensor, out: torch.Tensor) -> None:
+        if rows.queries > 1:
+            seen.add((rows.queries, (len(query) % 16 == 0, len(query) <= MOST_ROWS)))
+        read(attention, layer, rows, query, out)
+
+    monkeypatch.setattr(DecodeAttention, "read", noted)
+    runner._send_all()
+    assert not seen
+    runner._drafts = True
+    runner._send_all()
+    sent = set(seen)
+    assert not runner.verify_graphs._captured
+    seen.clear()
+    while runner.verify_graphs.capture_next():
+        pass
+    assert len(runner.verify_graphs._captured) == len(checked_ahead(ROWS))
+    assert {queries for queries, _ in sent} == {queries for queries, _ in seen}
+    assert {sizes for _, sizes in sent} == {sizes for _, sizes in seen}

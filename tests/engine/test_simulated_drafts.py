@@ -22,12 +22,15 @@ from tests.engine.simulated_gpu import load_simulated, no_device
 from tests.engine.speculation import test_same_text as same_text
 from tests.engine.speculation.test_same_text import Heard, answers, every_kind, run, said_plainly
 from tests.engine.test_gpu_drafts import (  # noqa: F401  the same tests, on the fixtures of the simulator
-    test_a_sequence_shorter_than_a_graph_is_wide_is_computed_kernel_by_kernel,
+    test_a_sequence_shorter_than_a_graph_is_wide_takes_it_all_the_same,
     test_a_size_is_captured_when_it_first_comes,
     test_an_engine_with_drafts_serves_every_request,
+    test_attention_may_read_a_wide_row_as_several,
     test_drafts_beside_prompts_and_many_plain_rows,
     test_each_token_is_drawn_as_its_place_in_the_answer_asks,
     test_graphs_of_all_sizes_compute_what_kernels_compute,
+    test_sizes_are_captured_before_they_come,
+    test_when_memory_does_not_do_no_more_sizes_are_captured,
     test_without_memory_for_a_graph_steps_run_without_it,
 )
 from tests.engine.test_simulated_gpu import folder, runner, served, simulated  # noqa: F401
