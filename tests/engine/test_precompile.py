@@ -56,36 +56,38 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
     """An empty cache, and kernels that nobody has compiled."""
     import triton
 
-    from engine.gpu import kernels
+    from engine.gpu import decode_kernels
+    from preprocess.blocks import gpu_kernels
 
+    kernels = gpu_kernels._rms_norm, gpu_kernels._silu_mul, decode_kernels.attend
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    for kernel in (kernels.add_rms_norm, kernels.silu_mul):
+    for kernel in kernels:
         kernel.device_caches.clear()
     made = Driver()
     monkeypatch.setattr(triton.runtime.driver, "_active", made)
     yield made
-    for kernel in (kernels.add_rms_norm, kernels.silu_mul):
+    for kernel in kernels:
         kernel.device_caches.clear()
 
 
 @needs_compiler
 def test_what_work_would_launch_is_compiled_and_not_launched(driver: Driver) -> None:
-    from engine.gpu.ops import add_rms_norm, silu_mul
     from engine.gpu.precompile import _launched, compile_launched
+    from preprocess.blocks.gpu_kernels import rms_norm, silu_mul
 
     x, weight = torch.zeros(3, 64), torch.zeros(64)
     gates = torch.ones(3, 128)
 
     def work() -> None:
-        add_rms_norm(None, x, weight, 1e-6)
-        add_rms_norm(x, x, weight, 1e-6)
-        add_rms_norm(x, x, weight, 1e-6)
+        rms_norm(x, weight, 1e-6)
+        rms_norm(x, weight, 1e-6, into=x)
+        rms_norm(x, weight, 1e-6, into=x)
         silu_mul(gates)
 
     assert compile_launched(work) == 3
-    assert sorted(driver.loaded) == ["add_rms_norm", "add_rms_norm", "silu_mul"]
+    assert sorted(driver.loaded) == ["_rms_norm", "_rms_norm", "_silu_mul"]
     assert _launched(work) == [], "all are known now"
     assert compile_launched(work) == 0
     assert len(driver.loaded) == 3
@@ -93,9 +95,33 @@ def test_what_work_would_launch_is_compiled_and_not_launched(driver: Driver) -> 
 
 @needs_compiler
 def test_other_types_are_other_kernels(driver: Driver) -> None:
-    from engine.gpu.ops import silu_mul
     from engine.gpu.precompile import compile_launched
+    from preprocess.blocks.gpu_kernels import silu_mul
 
     assert compile_launched(lambda: silu_mul(torch.ones(1, 128))) == 1
     assert compile_launched(lambda: silu_mul(torch.ones(5, 128))) == 0
     assert compile_launched(lambda: silu_mul(torch.ones(1, 128, dtype=torch.bfloat16))) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "dim", "widths"), [(2, 128, 5), (8, 128, 5), (4, 256, 5), (16, 128, 4)])
+def test_attention_of_rows_with_drafts_fits_the_device(driver: Driver, heads: int, dim: int, widths: int) -> None:
+    """A kernel for each width that one program has room for, of so many query heads to a key head: it is refused where
+    shared memory does not do.
+    """
+    from engine.gpu.decode_attention import DecodeAttention, DecodeRows, most_queries
+    from engine.gpu.precompile import compile_launched
+
+    pool = torch.zeros((1, 16, 2, 1, dim), dtype=torch.bfloat16)
+    attention = DecodeAttention(pool, torch.zeros((2, 16), dtype=torch.int32), heads, most_rows=1, most_queries=16)
+    query = torch.zeros((16, heads, dim), dtype=torch.bfloat16)
+    places, positions, cut = torch.zeros((3, 16), dtype=torch.int32)
+
+    def work() -> None:
+        for width in (1, 2, 4, 8, 16):
+            if width <= most_queries(heads, 1, dim):
+                rows = DecodeRows(places[:width], positions[:width], cut[:1], width)
+                attention.read(0, rows, query[:width], torch.empty_like(query[:width]))
+
+    assert compile_launched(work) == widths
+    assert driver.loaded == ["attend"] * widths
