@@ -26,7 +26,7 @@ from engine.step_costs import Costs, Load
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
 STEADY_AHEAD: Final = 1.35
-"""The same where steps overlap, as on a GPU: ten pictures a second, of 25 ms each, beside steps of 5 ms need a third."""
+"""The same where steps overlap, as on a GPU: ten pictures a second, 25 ms each, beside steps of 5 ms need a third."""
 UNSEEN_S: Final = 0.02
 """And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""
 UNSEEN_AHEAD_S: Final = 0.005
