@@ -115,6 +115,7 @@ class Engine:
             speculator=self.speculator if self.speculator.is_on else None,
             budget=self.budget,
             num_slices=runner.num_slices,
+            drafts_beside_prompts=runner.drafts_beside_prompts,
         )
         self.max_context = min(config.max_context or runner.max_positions, runner.max_positions)
         self.intake = Intake(
@@ -309,7 +310,7 @@ class Engine:
             and self.kv.num_available > len(running)  # nobody will be retracted
             and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
             and not any(sequence.needs_results for sequence in running)
-            and not self.speculator.is_due(running)
+            and not (self.scheduler.may_draft and self.speculator.is_due(running))
         )
 
     def _land(self) -> None:

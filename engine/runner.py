@@ -85,6 +85,7 @@ class TorchRunner:
         self.drafter: Drafter | None = None
         self._told: Told | None = None
         self.takes_trees = True
+        self.drafts_beside_prompts = True
         self.vocab_size = config.vocab_size
         self.dtype = dtype
         self.device = device

@@ -107,6 +107,7 @@ class Scheduler:
         speculator: Speculator | None = None,
         budget: StepBudget | None = None,
         num_slices: Callable[[Ordered[int]], int] | None = None,
+        drafts_beside_prompts: bool = True,
     ) -> None:
         self.kv = kv
         self.vision = vision
@@ -117,10 +118,22 @@ class Scheduler:
         self.speculator = speculator
         self.budget = budget or StepBudget(None)
         self.encodings = Encodings(vision, self.budget, num_slices)
+        self._drafts_beside_prompts = drafts_beside_prompts
         self.num_retracted = 0
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
         self.growth = Growth()
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether the next step may have drafts: where the runner does not take them beside prompts, only while nobody
+        has a prompt to compute.
+        """
+        return self._drafts_beside_prompts or self._decodes_alone
+
+    @property
+    def _decodes_alone(self) -> bool:
+        return not len(self.waiting) and all(other.is_decoding and not other.is_ending for other in self.running)
 
     def schedule(self, now_s: float) -> Plan:
         """Choose the next step: give its tokens slots, and hold the pictures that it reads."""
@@ -182,10 +195,9 @@ class Scheduler:
         if not decoding:
             return
         drafts = [NO_DRAFTS] * len(decoding)
-        if self.speculator is not None and not any(sequence.num_pending for sequence in decoding):
+        if self.may_draft and self.speculator is not None and not any(sequence.num_pending for sequence in decoding):
             # Guesses must not keep prompts waiting, nor take the slots that the sequences themselves ask for.
-            is_alone = len(decoding) == len(self.running) and not len(self.waiting)
-            budget = plan.budget if is_alone else plan.budget // MAX_DRAFT_SHARE
+            budget = plan.budget if self._decodes_alone else plan.budget // MAX_DRAFT_SHARE
             room = min(budget, self.kv.num_available) - len(decoding)
             drafts = self.speculator.propose(decoding, max(room, 0))
         counts = [1 + len(guesses.token_ids) for guesses in drafts]

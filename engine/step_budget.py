@@ -1,6 +1,6 @@
 """How much prefill and encoding a step takes beside decoding: as much as keeps running streams steady.
 
-    │◀──────── decode ────────▶│◀─ room ─▶│   target: --itl-target-ms, or 1.3 × the decode step and `UNSEEN_S`
+    │◀──────── decode ────────▶│◀─ room ─▶│   target: --itl-target-ms, or `STEADY` × the decode step and `UNSEEN_S`
     │ one token for each stream│ slices of a picture, chunks of prompts
 
 The target binds while one request waits for its first token, and that for less than `--ttft-target-ms`. From then on
@@ -25,6 +25,8 @@ from engine.step_costs import Costs, Load
 
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
+STEADY_AHEAD: Final = 1.35
+"""The same where steps overlap, as on a GPU: ten pictures a second, 25 ms each, beside steps of 5 ms need a third."""
 UNSEEN_S: Final = 0.02
 """And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""
 UNSEEN_AHEAD_S: Final = 0.005
@@ -119,7 +121,7 @@ class StepBudget:
         itl_target_s: How long a step with rows that decode should take; 0: `STEADY` times its decoding alone, and
             at least `UNSEEN_S`.
         ttft_target_s: How long the target binds; 0: never, as without costs.
-        overlaps: Whether steps overlap, so that `UNSEEN_AHEAD_S` holds.
+        overlaps: Whether steps overlap, so that `STEADY_AHEAD` and `UNSEEN_AHEAD_S` hold.
 
     Attributes:
         now_s: How long all steps so far took, by the costs.
@@ -136,7 +138,7 @@ class StepBudget:
         self.encoder_slices = 0
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
-        self._overlaps = overlaps
+        self._steady, self._unseen_s = (STEADY_AHEAD, UNSEEN_AHEAD_S) if overlaps else (STEADY, UNSEEN_S)
 
     @property
     def is_timed(self) -> bool:
@@ -166,11 +168,11 @@ class StepBudget:
         late = max(waited_s, default=0.0) / self._ttft_target_s - 1.0
         growth = _crowd(waited_s) ** CROWDING * (1.0 + GROWS * max(late, 0.0))
         if growth > 1.0:
-            left_s = max(left_s, (STEADY - 1.0) * decode_s) * growth
+            left_s = max(left_s, (self._steady - 1.0) * decode_s) * growth
         return Room(self.costs, load, target_s, left_s, NEW_PICTURES)
 
     def _target_s(self, decode_s: float) -> float:
-        return self._itl_target_s or max(STEADY * decode_s, UNSEEN_AHEAD_S if self._overlaps else UNSEEN_S)
+        return self._itl_target_s or max(self._steady * decode_s, self._unseen_s)
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""

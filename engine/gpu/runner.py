@@ -151,6 +151,7 @@ class CudaRunner(TorchRunner):
             padding_rows=1,
         )
         self.max_drafts = MAX_DRAFTS
+        self.drafts_beside_prompts = False  # they have graphs of their own
         self.takes_trees = False  # they would need a mask of their own, which the kernel was compiled without
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)

@@ -20,14 +20,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from server.bench.arguments import count
+from server.bench.event_lines import EventLines
 from server.bench.figures import percentile
+from server.bench.http_client import HttpClient
 from server.bench.pictures import data_url, picture
 from server.bench.serving import end, serving
 from server.settings import Settings
@@ -81,15 +82,23 @@ def main(arguments: list[str]) -> int:
 
 
 def _round(url: str, server: psutil.Process, reference: _Reference, number: int, requests: int) -> Round:
-    client = _Client(urlsplit(url).port or 80)
     reference_decode, reference_first_ms = reference.measure()
-    one = asyncio.run(client.decode_rate(1, seed=number * 1000))
-    eight = asyncio.run(client.decode_rate(8, seed=number * 1000 + 100))
-    ttft = asyncio.run(client.first_tokens(requests, seed=number * 1000 + 200))
-    health = asyncio.run(client.health_under_load(seed=number * 1000 + 500))
+    one, eight, ttft, health = asyncio.run(_seen(url, number, requests))
     family = [server, *server.children(recursive=True)]
     resident = sum(process.memory_info().rss for process in family) / 1e6
     return Round(reference_decode, reference_first_ms, one, eight, ttft, health, resident)
+
+
+async def _seen(url: str, number: int, requests: int) -> tuple[float, float, list[float], list[float]]:
+    """What a client sees: tokens/s of 1 stream and of 8, ms to first tokens, ms of `/health` under load."""
+    async with HttpClient(url) as http:
+        client = _Client(http)
+        return (
+            await client.decode_rate(1, seed=number * 1000),
+            await client.decode_rate(8, seed=number * 1000 + 100),
+            await client.first_tokens(requests, seed=number * 1000 + 200),
+            await client.health_under_load(seed=number * 1000 + 500),
+        )
 
 
 def _rows(results: Sequence[Round]) -> list[tuple[str, float, float, float, str]]:
@@ -126,10 +135,10 @@ def _print(rows: Sequence[tuple[str, float, float, float, str]]) -> None:
 
 
 class _Client:
-    """A streaming HTTP client with next to no work of its own, so that two cores measure the server."""
+    """What a client of the server measures."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def decode_rate(self, streams: int, seed: int) -> float:
         """Tokens a second of all streams together, from the moment that all have begun to the end of the first."""
@@ -162,19 +171,11 @@ class _Client:
         found = []
         while not load.done():
             started = time.perf_counter()
-            await self._get("/health")
+            await self._http.get("health")
             found.append((time.perf_counter() - started) * 1e3)
             await asyncio.sleep(0.02)
         await load
         return found
-
-    async def _get(self, path: str) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nConnection: close\r\n\r\n".encode())
-        answer = await reader.read()
-        writer.close()
-        if b" 200 " not in answer[:20]:
-            raise RuntimeError(f"{path} answered {answer[:200]!r}")
 
     async def _stream(self, jpeg: bytes, max_tokens: int) -> list[float]:
         """Arrival times of the content chunks of one streamed chat completion with a picture, one token each."""
@@ -187,26 +188,17 @@ class _Client:
             "logprobs": False,
             "return_token_ids": True,
         }
-        body = json.dumps(request).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         times: list[float] = []
-        tokens = 0
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                now = time.perf_counter()
-                event: dict[str, Any] = json.loads(line[6:])
-                if "error" in event:
-                    raise RuntimeError(event["error"]["message"])
-                count = sum(len(choice.get("token_ids") or ()) for choice in event["choices"])
-                times += [now] * count
-                tokens += count
-            elif line.startswith(b"{"):
-                raise RuntimeError(line.decode())
-        writer.close()
-        if tokens != max_tokens:
-            raise RuntimeError(f"asked for {max_tokens} tokens, got {tokens}")
+        lines = EventLines()
+        async with self._http.post("v1/chat/completions", json.dumps(request).encode()) as response:
+            async for now_s, piece in response:
+                for text in lines.feed(piece):
+                    event: dict[str, Any] = json.loads(text)
+                    if "error" in event:
+                        raise RuntimeError(event["error"]["message"])
+                    times += [now_s] * sum(len(choice.get("token_ids") or ()) for choice in event["choices"])
+        if len(times) != max_tokens:
+            raise RuntimeError(f"asked for {max_tokens} tokens, got {len(times)}")
         return times
 
 

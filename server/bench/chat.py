@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
-import httpx
 import msgspec
+
+from server.bench.event_lines import EventLines
+from server.bench.http_client import HttpClient
 
 SAID: Final = ("content", "reasoning", "reasoning_content")
 """Where servers put what a model says."""
@@ -61,7 +62,7 @@ class Chat:
         model: The name that it goes by there.
     """
 
-    def __init__(self, http: httpx.AsyncClient, model: str) -> None:
+    def __init__(self, http: HttpClient, model: str) -> None:
         self._http = http
         self._model = model
 
@@ -76,21 +77,20 @@ class Chat:
             api_key: What it wants to see.
 
         Raises:
-            RuntimeError: What it says of its models is no list of models.
-            httpx.HTTPError: It does not say what models it has.
+            RuntimeError: It refuses to say what models it has, what it says is no list of models, or the URL is none.
+            ConnectionError: It was not reached.
         """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        base = url.rstrip("/").removesuffix("/v1") + "/v1/"
-        async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=600) as http:
+        async with HttpClient(url.rstrip("/").removesuffix("/v1") + "/v1", headers) as http:
             if not model:
-                model = _first_model((await http.get("models")).raise_for_status().content)
+                model = _first_model(await http.get("models"))
             yield cls(http, model)
 
     async def events(
         self, messages: Sequence[Mapping[str, Any]], max_tokens: int, answer: Answer | None = None
     ) -> AsyncIterator[float]:
-        """Times, by `time.perf_counter`, of the events that bring something of an answer.
+        """When the events came that bring something of an answer, by `time.perf_counter`: the same for those that came
+        in one read.
 
         Args:
             messages: The chat.
@@ -98,8 +98,8 @@ class Chat:
             answer: Is told what came.
 
         Raises:
-            RuntimeError: The server refused, broke off, or sent what is no event of a chat.
-            httpx.HTTPError: It was not reached, or not to the end.
+            RuntimeError: The server refused, told of an error, or sent what is no event of a chat.
+            ConnectionError: It was not reached, or not to the end.
         """
         asked = {
             "model": self._model,
@@ -110,27 +110,33 @@ class Chat:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with self._http.stream("POST", "chat/completions", json=asked) as response:
-            if response.status_code != 200:
-                raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:500]}")
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                now_s = time.perf_counter()
-                event = _decoded(line[6:])
-                if event.error is not None:
-                    raise RuntimeError(str(event.error))
-                if event.usage is not None and answer is not None:
-                    answer.num_tokens = event.usage.completion_tokens or 0
-                if any((choice.delta or {}).get(name) for choice in event.choices or () for name in SAID):
+        lines = EventLines()
+        async with self._http.post("chat/completions", msgspec.json.encode(asked)) as response:
+            async for now_s, piece in response:
+                for text in lines.feed(piece):
+                    if _says(text, answer):
+                        yield now_s
+            for text in lines.end():
+                if _says(text, answer):
                     yield now_s
 
 
-def _decoded(text: str) -> _Event:
+def _says(text: bytes, answer: Answer | None) -> bool:
+    """Whether an event brings something of an answer; what else it tells goes to `answer`."""
+    event = _decoded(text)
+    if event.error is not None:
+        raise RuntimeError(str(event.error))
+    if event.usage is not None and answer is not None:
+        answer.num_tokens = event.usage.completion_tokens or 0
+    return any((choice.delta or {}).get(name) for choice in event.choices or () for name in SAID)
+
+
+def _decoded(text: bytes) -> _Event:
     try:
         return _DECODER.decode(text)
     except msgspec.DecodeError as error:
-        raise RuntimeError(f"the server sent what is no event of a chat ({error}): {text[:200]}") from None
+        shown = text[:200].decode(errors="replace")
+        raise RuntimeError(f"the server sent what is no event of a chat ({error}): {shown}") from None
 
 
 def _first_model(body: bytes) -> str:

@@ -6,8 +6,6 @@ import importlib
 import sys
 from typing import Final
 
-import httpx
-
 from preprocess.errors import BeholderError
 
 KINDS: Final = {
@@ -37,7 +35,7 @@ def main(arguments: list[str]) -> int:
     module, _ = KINDS[kind]
     try:
         return int(importlib.import_module(f"server.bench.{module}").main(options))
-    except (BeholderError, RuntimeError, ConnectionError, httpx.HTTPError, httpx.InvalidURL) as error:
+    except (BeholderError, RuntimeError, ConnectionError) as error:
         print(f"beholder: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 

@@ -7,7 +7,8 @@ every so often.
 Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts;
 their questions are long already, so that they do so slowly.
 Pictures come at fixed times, whether the last one is answered or not; every picture is another. ITL is the gap between
-two events of a stream as its client sees it, TTFT the time from sending a picture to the first event of its answer.
+two events of a stream as its client sees it, or, where half of them and more come together with the one before, between
+two reads that bring some. TTFT is the time from sending a picture to the first event of its answer.
 *p99 / alone* compares each gap with the median of the seconds alone before it.
 
 With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
@@ -25,8 +26,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import httpx
 
 from server.bench.arguments import count, positive
 from server.bench.chat import Chat
@@ -187,12 +186,31 @@ async def measure(url: str, scenario: Scenario, number: int = 0, *, model: str =
         return await _Load(chat, scenario, number).run()
 
 
+def gaps_of(turns: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Round:
+    """What streams saw in turns: of each the gaps alone and beside pictures, in ms.
+
+    Where tokens come several at a time the median gap may be 0, which nothing compares with: then gaps between reads
+    count, in all turns alike.
+    """
+    if any(quiet_ms and not percentile(quiet_ms, 50) for quiet_ms, _ in turns):
+        turns = [([gap for gap in quiet if gap], [gap for gap in beside if gap]) for quiet, beside in turns]
+    found = Round()
+    for quiet_ms, beside_ms in turns:
+        found.quiet_ms += quiet_ms
+        found.beside_ms += beside_ms
+        if quiet_ms:
+            alone_ms = percentile(quiet_ms, 50)
+            found.relative += [gap / alone_ms for gap in beside_ms]
+    return found
+
+
 class _Load:
     def __init__(self, chat: Chat, scenario: Scenario, number: int) -> None:
         self._chat = chat
         self._scenario = scenario
         self._number = number
         self._result = Round()
+        self._turns: list[tuple[list[float], list[float]]] = []  # gaps in ms: alone, beside pictures
         self._gaps: list[float] | None = None  # where gaps go at the moment
         self._begun: set[int] = set()
 
@@ -206,6 +224,7 @@ class _Load:
             for task in streams:
                 task.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
+        self._result.add(gaps_of(self._turns))
         return self._result
 
     async def _turn(self, turn: int, streams: Sequence[asyncio.Task[None]]) -> None:
@@ -227,10 +246,7 @@ class _Load:
             task.cancel()
         for task in done:
             task.result()
-        result.quiet_ms += quiet_ms
-        result.beside_ms += beside_ms
-        if quiet_ms:
-            result.relative += [gap / percentile(quiet_ms, 50) for gap in beside_ms]
+        self._turns.append((quiet_ms, beside_ms))
 
     async def _pass(self, seconds: float, streams: Sequence[asyncio.Task[None]]) -> None:
         """Let time go by, unless a stream fails."""
@@ -266,7 +282,7 @@ class _Load:
         try:
             async for now_s in self._events(content, self._scenario.picture_tokens):
                 first_s = first_s or now_s
-        except (httpx.HTTPError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError) as error:
             print(f"a picture failed: {str(error) or type(error).__name__}", file=sys.stderr)
         if first_s:
             self._result.ttft_ms.append((first_s - started_s) * 1e3)

@@ -18,7 +18,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import httpx
 import psutil
 from PIL import Image, ImageDraw
 from websockets.asyncio.client import connect
@@ -26,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from server.bench.arguments import count, positive
 from server.bench.figures import percentile, print_rows
+from server.bench.http_client import HttpClient
 from server.bench.serving import serving
 
 NUM_PICTURES: Final = 64
@@ -91,7 +91,7 @@ async def _run(
 ) -> Result:
     """Some cameras for some seconds."""
     result = Result()
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with HttpClient(url) as http:
         before = await _steps(http), _processor_s(process)
         await asyncio.gather(
             *(_film(url, number, fps, seconds, max_tokens, is_still, result) for number in range(sessions))
@@ -167,9 +167,9 @@ def _picture(number: int, step: int) -> bytes:
     return encoded.getvalue()
 
 
-async def _steps(http: httpx.AsyncClient) -> float:
+async def _steps(http: HttpClient) -> float:
     """Steps of the engine since its start."""
-    for line in (await http.get("/metrics")).text.splitlines():
+    for line in (await http.get("metrics")).decode().splitlines():
         if line.startswith("beholder_engine_steps_total"):
             return float(line.rsplit(" ", 1)[1])
     return 0.0

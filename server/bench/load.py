@@ -28,8 +28,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import httpx
-
 from server.bench.arguments import count, count_from_0, counts
 from server.bench.chat import Answer, Chat
 from server.bench.figures import percentile, print_rows
@@ -179,7 +177,7 @@ async def _ask(chat: Chat, messages: Messages, max_tokens: int, level: Level) ->
     try:
         async for now_s in chat.events(messages, max_tokens, answer):
             times_s.append(now_s)
-    except (httpx.HTTPError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError) as error:
         level.errors.append(f"{str(error) or type(error).__name__}")
         return
     if not times_s:

@@ -60,6 +60,7 @@ class FakeRunner:
     max_drafts = 15
     drafter: Drafter | None = None
     takes_trees = True
+    drafts_beside_prompts = True
     picture_side = 1
 
     def __init__(

@@ -140,6 +140,26 @@ def test_looking_for_guesses_that_never_come_hardly_ever_waits() -> None:
     assert runner.late.num_ahead > 0.96 * runner.late.num_launches
 
 
+def test_where_the_runner_does_not_take_both_nothing_is_guessed_while_prompts_are_computed() -> None:
+    """Nor is any step waited for: they run ahead as if nobody guessed."""
+    runner = LateRunner(num_slots=2000, max_positions=400)
+    runner.drafts_beside_prompts = False
+    driver = Driver(runner, max_batched_tokens=16)
+    first = request("first", TEXT, max_tokens=200)
+    driver.draft(1.0, 4).answers = {"first": reference(first, max_context=400)[0]}
+    driver.submit(first)
+    driver.step()
+    driver.submit(request("long", [*TEXT] * 40, max_tokens=2))
+    begun = len(runner.steps)
+    while "long" not in driver.told or not driver.told["long"].ids:
+        driver.step()
+    beside = [rows for rows in runner.steps[begun:] if len(rows) == 2]
+    assert len(beside) >= 240 // 16
+    assert all(min(tokens for _, _, tokens in rows) == 1 for rows in beside)
+    assert runner.late.num_ahead >= len(beside) - 1
+    assert driver.finish()["first"].usage.accepted_prediction_tokens > 100
+
+
 def _in_session(name: str, prompt: list[int], max_tokens: int = 60) -> EngineRequest:
     return msgspec.structs.replace(request(name, prompt, max_tokens=max_tokens), session_id="camera")
 

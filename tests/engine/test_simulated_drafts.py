@@ -66,10 +66,11 @@ def plain(talker: Any, requests: list[EngineRequest], folder: Path) -> dict[str,
 
 
 @pytest.fixture
-def engine_of(talker: Any, folder: Path) -> Callable[..., Engine]:  # noqa: F811
+def engine_of(talker: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:  # noqa: F811
     def make(length: int = 7, script: Any = None, *, shape: str = "chain", **options: Any) -> Engine:
         assert shape == "chain"
         config = EngineConfig(str(folder), **{"check": True, "max_running": RUNNING} | options)
+        monkeypatch.setattr(talker, "drafts_beside_prompts", True)  # it does not ask for them, but takes them
         engine = Engine(config, talker)
         engine.speculator.controller = Always(length)
         if script is not None:

@@ -222,11 +222,12 @@ def test_who_comes_while_another_is_nearly_served_makes_no_crowd() -> None:
 
 def test_where_steps_overlap_only_shorter_ones_are_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_budget, "UNSEEN_S", 20 * MS)
+    assert step_budget.STEADY < step_budget.STEADY_AHEAD < 1.4
     assert StepBudget(Table()).pace(1) == (10 * MS, 20 * MS)
-    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, 13 * MS)
-    monkeypatch.setattr(step_budget, "UNSEEN_AHEAD_S", 14 * MS)
-    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, 14 * MS)
-    assert timed(runner=LateRunner()).engine.budget.pace(1) == (10 * MS, 14 * MS)
+    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, pytest.approx(step_budget.STEADY_AHEAD * 10 * MS))
+    monkeypatch.setattr(step_budget, "UNSEEN_AHEAD_S", 15 * MS)
+    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, 15 * MS)
+    assert timed(runner=LateRunner()).engine.budget.pace(1) == (10 * MS, 15 * MS)
 
 
 def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:

@@ -122,6 +122,7 @@ class TimedRunner:
     max_drafts = 0
     drafter: Drafter | None = None
     takes_trees = False
+    drafts_beside_prompts = False
     picture_side = 256
     max_positions = 4096
 

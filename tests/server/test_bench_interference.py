@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from serving import Served
 
-from server.bench.interference import Round, Scenario, figures, measure
+from server.bench.interference import Round, Scenario, figures, gaps_of, measure
 from server.bench.pictures import data_url, picture
 
 
@@ -46,3 +46,15 @@ def test_figures_compare_with_the_streams_alone() -> None:
     assert told["TTFT p50"] == 60
     assert (told["pictures"], told["failed"]) == (4, 2)
     assert figures(Round())["p99 / alone"] is None
+
+
+def test_gaps_are_compared_with_the_median_alone_of_their_turn() -> None:
+    found = gaps_of([([10.0, 10.0, 0.0], [30.0, 0.0]), ([20.0], [30.0]), ([], [5.0])])
+    assert found == Round([10.0, 10.0, 0.0, 20.0], [30.0, 0.0, 30.0, 5.0], [3.0, 0.0, 1.5])
+
+
+def test_where_events_come_several_at_a_time_gaps_between_reads_count_in_all_turns() -> None:
+    bursts = [0.0, 0.0, 30.0]
+    found = gaps_of([(bursts, [0.0, 45.0]), ([0.0, 30.0, 30.0], [0.0, 60.0]), ([0.0], [0.0])])
+    assert found == Round([30.0, 30.0, 30.0], [45.0, 60.0], [1.5, 2.0])
+    assert figures(found)["alone ITL p50"] == 30

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import psutil
 import pytest
 from websockets.http11 import Request, Response
@@ -32,6 +31,8 @@ def answering(body: bytes) -> Iterator[str]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
@@ -68,15 +69,14 @@ def test_what_is_no_address_is_told_in_a_line(url: str, capsys: pytest.CaptureFi
 def events(*lines: str) -> tuple[int, int]:
     """How many of these events bring something of an answer, and how many tokens they tell of."""
 
-    async def ask() -> tuple[int, int]:
-        body = "".join(f"data: {line}\n\n" for line in lines)
-        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=body))
+    async def ask(url: str) -> tuple[int, int]:
         answer = Answer()
-        async with httpx.AsyncClient(transport=transport, base_url="http://there/v1/") as http:
-            times = [now_s async for now_s in Chat(http, "a").events([], 4, answer)]
+        async with Chat.with_server(url, model="a") as chat:
+            times = [now_s async for now_s in chat.events([], 4, answer)]
         return len(times), answer.num_tokens
 
-    return asyncio.run(ask())
+    with answering("".join(f"data: {line}\n\n" for line in lines).encode()) as url:
+        return asyncio.run(ask(url))
 
 
 def test_nulls_in_events_say_nothing() -> None:
