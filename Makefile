@@ -23,7 +23,7 @@ help:
 	@echo "make bench   measure this machine against plain transformers"
 
 # One stamp a set of packages: made again when the project's description, its pins or what is compiled change.
-INSTALLED := pyproject.toml setup.py constraints.txt engine/cpu/step.cpp $(wildcard engine/cpu/*.h)
+INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard engine/*/*.cpp engine/cpu/*.h)
 
 $(VENV)/.serve: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -79,4 +79,4 @@ bench: $(VENV)/.dev
 	$(BIN)/beholder bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info engine/cpu/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info engine/cpu/*.so engine/speculation/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,5 +29,13 @@ step = Extension(
     extra_link_args=["-pthread"],
     optional=True,  # without a compiler the install goes on, and torch computes steps
 )
+# Loaded through ctypes as well; what answers are guessed to say next, for any processor.
+guesses = Extension(
+    "engine.speculation._guesses",
+    ["engine/speculation/guesses.cpp"],
+    language="c++",
+    extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off"],
+    optional=True,  # without a compiler Python guesses
+)
 is_for_it = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
-setup(ext_modules=[step] if is_for_it else [])
+setup(ext_modules=[guesses, step] if is_for_it else [guesses] if sys.platform != "win32" else [])

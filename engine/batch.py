@@ -46,6 +46,14 @@ class TokenMask(Protocol):
         ...
 
 
+class TokenMasks(Protocol):
+    """The masks of a row's `sampling` and `drafted` together."""
+
+    def words(self) -> NDArray[np.int32]:
+        """(1 + drafts, words), side by side, as of each `TokenMask`. Waits until they are known."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """Asks for a token after the row's last position.
@@ -64,6 +72,12 @@ class RowSampling:
     allowed: TokenMask | None = None
 
 
+class DraftedAlike(Sequence[RowSampling]):
+    """How tokens after drafts are drawn that ask for nothing but what the row's `sampling` does, each behind the drafts
+    that lead to it.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One sequence's part of a step: `token_ids` are computed at positions `start`, `start + 1`, …
@@ -77,7 +91,7 @@ class Row:
 
     Drafts: the last `len(drafted)` of `token_ids` are guesses. `sampling` then asks for the token before the first of
     them, and `drafted` for the one after each, as if the guesses up to there were output. A runner samples all of them;
-    whoever asked keeps those whose guesses were right.
+    whoever asked keeps those whose guesses were right. `masks`: what grammars allow all of them, if there is one.
 
     Without `parents` each guess follows the token before it. With, they are a tree: `parents[i]` is the index among
     `token_ids` of the token that guess i follows, the last one before the guesses or an earlier guess. A guess then
@@ -94,6 +108,7 @@ class Row:
     position_delta: int = 0
     drafted: Sequence[RowSampling] = field(default=())
     parents: Sequence[int] | None = None
+    masks: TokenMasks | None = None
 
 
 @dataclass(frozen=True, slots=True)

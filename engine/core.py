@@ -344,7 +344,7 @@ class Engine:
                 if sequence.serial not in self._flagged:
                     self._keep_path(part.chunk, standing)
                     kept = self._append(sequence, standing, now_s)
-                    if sequence.drafting is not None:
+                    if sequence.drafting is not None and sequence.drafting.proposed:
                         self.speculator.verified(sequence, drafts, standing, kept)
                 if drafts and sequence.hold is not None:
                     self.kv.shrink(sequence.hold, sequence.num_computed)

@@ -6,14 +6,24 @@ Called by `engine.core` once a step. Changes no sequence; says which chunks coul
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
-from engine.batch import FUTURE_TOKEN, Flight, OverlappedRunner, Row, Runner, SampledToken, TokenMask, is_awaited
+from engine.batch import (
+    FUTURE_TOKEN,
+    DraftedAlike,
+    Flight,
+    OverlappedRunner,
+    Row,
+    RowSampling,
+    Runner,
+    SampledToken,
+    is_awaited,
+)
 from engine.encoding import Encoding
-from engine.grammar import Grammars, RowMask, Wanted
+from engine.grammar import Grammars, RowMasks, Wanted
 from engine.kv.pool import SlotPool
 from engine.scheduler import Chunk, Plan
 from engine.speculation.tree import lineages
@@ -41,6 +51,7 @@ class Execution:
     ) -> None:
         self._runner = runner
         self._is_awaited = is_awaited(runner)
+        self._is_overlapped = isinstance(runner, OverlappedRunner)
         self._grammars = grammars
         self._pool = pool
         self._vision = vision
@@ -109,6 +120,8 @@ class Execution:
             return None
 
     def _rows(self, chunks: list[Chunk]) -> list[Row]:
+        if not any(chunk.sequence.grammar is not None for chunk in chunks):
+            return [self._row(chunk, None) for chunk in chunks]
         masks = self._masks(chunks)
         return [self._row(chunk, masks.get(chunk.sequence.serial)) for chunk in chunks]
 
@@ -128,7 +141,7 @@ class Execution:
             embeddings, entry.encoding = entry.encoding.result(), None
             _show(encoding, embeddings)
 
-    def _masks(self, chunks: list[Chunk]) -> dict[int, list[RowMask]]:
+    def _masks(self, chunks: list[Chunk]) -> dict[int, RowMasks]:
         """Have masks computed for the chunks that sample under a grammar, while the model runs. By serial, one for the
         next token and one for that after each draft.
         """
@@ -145,22 +158,20 @@ class Execution:
         masks = self._grammars.masks(wanted)
         return {chunk.sequence.serial: mask for chunk, mask in zip(shaped, masks, strict=True)}
 
-    def _row(self, chunk: Chunk, masks: Ordered[TokenMask] | None) -> Row:
+    def _row(self, chunk: Chunk, masks: RowMasks | None) -> Row:
         sequence, start = chunk.sequence, chunk.start
         assert sequence.hold is not None
         sampling = sequence.sampling((), masks[0] if masks else None) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
         if chunk.drafts:
-            drafts, parents = chunk.drafts, chunk.parents
-            drafted = [
-                sequence.sampling(lineage, masks[index + 1] if masks else None)
-                for index, lineage in enumerate(lineages(drafts, parents))
-            ]
-            ids, delta = [*sequence.output_ids[first:], *drafts], sequence.position_delta
-            return Row(sequence.hold.row, start, ids, sampling, position_delta=delta, drafted=drafted, parents=parents)
+            drafted: Ordered[RowSampling] = Drafted(chunk, masks)
+            if self._is_overlapped:  # it may be read when more of the answer is known
+                drafted = list(drafted)
+            ids, delta = [*sequence.output_ids[first:], *chunk.drafts], sequence.position_delta
+            return Row(sequence.hold.row, start, ids, sampling, (), None, delta, drafted, chunk.parents, masks)
         if first >= 0:
             ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
-            return Row(sequence.hold.row, start, ids, sampling, position_delta=sequence.position_delta)
+            return Row(sequence.hold.row, start, ids, sampling, (), None, sequence.position_delta, masks=masks)
         stop = start + chunk.count
         vision = []
         for picture in sequence.pictures:
@@ -170,7 +181,38 @@ class Execution:
                 vision.extend(picture.rows(start, stop, embeddings))
         positions = sequence.rope_positions(start, stop)
         ids = sequence.ids(start, stop)
-        return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta)
+        return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta, masks=masks)
+
+
+class Drafted(DraftedAlike):
+    """See `DraftedAlike`: made when they are asked for, which a step whose rows take the largest logit does not."""
+
+    __slots__ = ("_chunk", "_masks")
+
+    def __init__(self, chunk: Chunk, masks: RowMasks | None) -> None:
+        self._chunk = chunk
+        self._masks = masks
+
+    def __len__(self) -> int:
+        return len(self._chunk.drafts)
+
+    @overload
+    def __getitem__(self, index: int) -> RowSampling: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RowSampling]: ...
+
+    def __getitem__(self, index: int | slice) -> RowSampling | list[RowSampling]:
+        indices = range(len(self))[index]
+        if not isinstance(indices, int):
+            return [self[one] for one in indices]
+        lineage = lineages(self._chunk.drafts, self._chunk.parents)[indices]
+        return self._chunk.sequence.sampling(lineage, self._masks[indices + 1] if self._masks else None)
+
+    def __iter__(self) -> Iterator[RowSampling]:
+        sequence, masks = self._chunk.sequence, self._masks
+        for index, lineage in enumerate(lineages(self._chunk.drafts, self._chunk.parents)):
+            yield sequence.sampling(lineage, masks[index + 1] if masks else None)
 
 
 def _show(encoding: Encoding, embeddings: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, overload
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -158,6 +158,33 @@ class RowMask:
         return words
 
 
+class RowMasks(Sequence[RowMask]):
+    """The masks of one row of a step: of its next token, and of that after each draft."""
+
+    __slots__ = ("_first", "_num", "_step")
+
+    def __init__(self, step: Future[Words], first: int, num: int) -> None:
+        self._step, self._first, self._num = step, first, num
+
+    def __len__(self) -> int:
+        return self._num
+
+    @overload
+    def __getitem__(self, index: int) -> RowMask: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RowMask]: ...
+
+    def __getitem__(self, index: int | slice) -> RowMask | list[RowMask]:
+        rows = range(self._first, self._first + self._num)[index]
+        return RowMask(self._step, rows) if isinstance(rows, int) else [RowMask(self._step, row) for row in rows]
+
+    def words(self) -> Words:
+        """(masks, words), as of each `RowMask`. Waits until they are known."""
+        words: Words = self._step.result()[self._first : self._first + self._num]
+        return words
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A row that needs a mask, and one more after each of its `drafts` (`parents`: see `engine.speculation.tree`). Ends
@@ -207,11 +234,12 @@ class Grammars:
         self._known.move_to_end(text)
         return GrammarState(text, compiled)
 
-    def masks(self, wanted: Sequence[Wanted]) -> list[list[RowMask]]:
+    def masks(self, wanted: Sequence[Wanted]) -> list[RowMasks]:
         """Start computing masks: for each row one, and one more for each draft."""
         step = self._maskers.submit(self._fill, list(wanted))
-        rows = itertools.count()
-        return [[RowMask(step, next(rows)) for _ in range(1 + len(item.drafts))] for item in wanted]
+        counts = [1 + len(item.drafts) for item in wanted]
+        ends = itertools.accumulate(counts)
+        return [RowMasks(step, end - count, count) for count, end in zip(counts, ends, strict=True)]
 
     def wait(self, states: Iterable[GrammarState], timeout_s: float) -> None:
         """Wait until one of them is ready."""

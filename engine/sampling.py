@@ -103,6 +103,11 @@ def plainly_greedy(rows: Sequence[RowSampling]) -> list[int]:
     return greedy
 
 
+def is_plainly_greedy(row: RowSampling) -> bool:
+    """Whether a row, and with it every draft behind it, wants that: bans end with the first tokens."""
+    return not row.banned_ids and len(plainly_greedy((row,))) == 1
+
+
 def _change(scores: torch.Tensor, row: RowSampling) -> None:
     """Steps 2 to 4 on one row's logits (vocab,), in place."""
     params = row.params

@@ -14,22 +14,28 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from engine.batch import Row, SampledToken, TokenMask
+from engine.batch import DraftedAlike, Row, SampledToken, TokenMask
 from engine.cpu.native import NativeModel, Step, address, is_beside_torch, library
 from engine.models.decoder import Decoder
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
-from engine.sampling import plainly_greedy, sample
+from engine.sampling import is_plainly_greedy, plainly_greedy, sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.tree import hidden, offsets
 from preprocess.blocks.rope import MRope
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 SHORT: Final = 16
 """Rows of at most so many tokens, decoding and verifying ones among them, are never left to torch."""
+
+LEAST_LOGITS: Final = 16
+"""Rows of logits that memory is kept for at least, from the first step on."""
 
 MOST_AT_ONCE: Final = 64
 """Steps of more tokens are computed layer by layer, telling of progress: on a large model they take seconds."""
@@ -68,6 +74,7 @@ class CpuRunner(TorchRunner):
         self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._logits = torch.empty((0, self.vocab_size))
         self._num_reserved = 0
         self._step = Step(
             slot_table=self.slot_table.data_ptr(),
@@ -90,6 +97,9 @@ class CpuRunner(TorchRunner):
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
+        wanted = [row for row in rows if row.sampling is not None]
+        if not self.chunks_by_torch and all(map(_takes_largest, wanted)):
+            return self._largest(self._run(rows, self._scratch(wanted)), wanted)
         asked = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
         logits = self.logits(rows)
         greedy = plainly_greedy(asked)
@@ -109,11 +119,11 @@ class CpuRunner(TorchRunner):
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
         is_long = [self.chunks_by_torch and len(row.token_ids) > SHORT for row in rows]
         if not any(is_long):
-            return self._run(rows)
+            return self._run(rows, None)
         by_torch = super().logits([row for row, long in zip(rows, is_long, strict=True) if long])
         if all(is_long):
             return by_torch
-        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long])
+        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long], None)
         counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in rows]
         from_torch = torch.tensor(is_long).repeat_interleave(torch.tensor(counts))
         logits = torch.empty((len(from_torch), self.vocab_size))
@@ -127,16 +137,39 @@ class CpuRunner(TorchRunner):
         rows that are `plainly_greedy`, in one call.
         """
         words = [mask.words() for mask in allowed if mask is not None]
-        masks = np.stack(words) if words else None
         numbers = count()
         chosen = array("i")
         for index, mask in zip(indices, allowed, strict=True):
             chosen.extend((index, -1 if mask is None else next(numbers)))
-        ids = array("q", bytes(8 * len(indices)))
+        return self._best_of(logits, chosen, np.stack(words) if words else None)
+
+    def _largest(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken]:
+        """The same of all tokens of rows, those after drafts among them."""
+        words: list[NDArray[np.int32]] = []
+        chosen = array("i")
+        first = num_masks = 0
+        for row in rows:
+            end = first + 1 + len(row.drafted)
+            if row.masks is None:
+                for index in range(first, end):
+                    chosen.extend((index, -1))
+            else:
+                words.append(row.masks.words())
+                for index in range(first, end):
+                    chosen.extend((index, num_masks + index - first))
+                num_masks += end - first
+            first = end
+        masks = words[0] if len(words) == 1 else np.concatenate(words) if words else None
+        return self._best_of(logits, chosen, masks)
+
+    def _best_of(self, logits: torch.Tensor, chosen: array[int], masks: NDArray[np.int32] | None) -> list[SampledToken]:
+        """See `beholder_best`: `chosen` are pairs of a row of logits and a mask or -1."""
+        num = len(chosen) // 2
+        ids = array("q", bytes(8 * num))
         self._library.beholder_best(
             logits.data_ptr(),
             address(chosen),
-            len(indices),
+            num,
             self.vocab_size,
             None if masks is None else masks.ctypes.data,
             0 if masks is None else masks.shape[1],
@@ -145,9 +178,18 @@ class CpuRunner(TorchRunner):
         )
         return [SampledToken(token_id) for token_id in ids]
 
-    def _run(self, rows: Sequence[Row]) -> torch.Tensor:
-        """`logits` by the library. Its arrays are Python's own: those of numpy cost several times as much to make, and
-        a step has ten.
+    def _scratch(self, rows: Sequence[Row]) -> torch.Tensor:
+        """float32 (tokens to sample, vocab) for a step whose logits nobody keeps: the same memory each time."""
+        num = 0
+        for row in rows:
+            num += 1 + len(row.drafted)
+        if num > len(self._logits):
+            self._logits = torch.empty((max(num, LEAST_LOGITS), self.vocab_size))
+        return self._logits
+
+    def _run(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
+        """`logits` by the library, into those given if any are. Its arrays are Python's own: those of numpy cost
+        several times as much to make, and a step has ten.
         """
         rows, shared = self._without_trees(rows)
         table = array("i")  # `Row` of layout.h
@@ -162,7 +204,8 @@ class CpuRunner(TorchRunner):
         num_tokens = len(ids)
         addresses, taps = self._embeddings(rows, ids)
         rotation, rotation_rows = self._rotations(rows)
-        logits = torch.empty((len(ends), self.vocab_size))
+        if logits is None:
+            logits = torch.empty((len(ends), self.vocab_size))
 
         step = self._step
         step.rows, step.num_rows = address(table), len(rows)
@@ -252,3 +295,14 @@ class CpuRunner(TorchRunner):
         self._workspace = torch.empty(size + 64, dtype=torch.uint8)
         self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
         self._num_reserved = num_tokens
+
+
+def _takes_largest(row: Row) -> bool:
+    """Whether all its tokens are the largest logits of those that its masks allow."""
+    sampling = row.sampling
+    assert sampling is not None
+    return (
+        (isinstance(row.drafted, DraftedAlike) or not row.drafted)
+        and (row.masks is not None or sampling.allowed is None)
+        and is_plainly_greedy(sampling)
+    )

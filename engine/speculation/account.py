@@ -34,19 +34,24 @@ class Account:
 
     def pay_in(self, plain_s: float, num_steps: int = 1) -> None:
         """Steps went by, of a row count whose plain step takes so long."""
-        self._credit = min(self._left(plain_s) + num_steps * ALLOWANCE * plain_s, self._most * plain_s)
+        self._credit = min(self.left_s(plain_s) + num_steps * ALLOWANCE * plain_s, self._most * plain_s)
 
     def settle(self, gain_s: float, plain_s: float) -> None:
         """Drafting has saved so much, or cost it where that is below 0."""
-        self._credit = min(max(self._left(plain_s) + gain_s, -MOST_DEBT * plain_s), self._most * plain_s)
+        self._credit = min(max(self.left_s(plain_s) + gain_s, -MOST_DEBT * plain_s), self._most * plain_s)
+
+    def stake(self, steps: float, plain_s: float) -> None:
+        """So many plain steps may be lost, whatever was lost before."""
+        self._credit = max(self.left_s(plain_s), steps * plain_s)
 
     def bears(self, cost_s: float, plain_s: float) -> bool:
         """Whether so much may be lost."""
-        return cost_s <= self._left(plain_s)
+        return cost_s <= self.left_s(plain_s)
 
     def steps_until(self, cost_s: float, plain_s: float) -> float:
         """How many steps must go by until so much may be lost; 0: none."""
-        return max(cost_s - self._left(plain_s), 0.0) / (ALLOWANCE * plain_s)
+        return max(cost_s - self.left_s(plain_s), 0.0) / (ALLOWANCE * plain_s)
 
-    def _left(self, plain_s: float) -> float:
+    def left_s(self, plain_s: float) -> float:
+        """What may be lost."""
         return self._first * plain_s if self._credit is None else self._credit

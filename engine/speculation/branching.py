@@ -18,7 +18,7 @@ MARGIN: Final = 1.05
 STAY: Final = 1.02
 REFRESH: Final = 32
 """After so many steps with trees one with chains is taken, to know what that costs now."""
-LONGEST_PAUSE: Final = 16
+LONGEST_PAUSE: Final = 64
 """Trees that do not pay are made at least once in so many steps."""
 
 

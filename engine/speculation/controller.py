@@ -13,14 +13,15 @@ All times are measured here, those of steps without the looking before them: a p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.speculation.acceptance import Rates
 from engine.speculation.account import SURPRISE, Account
 from engine.speculation.branching import Branching, fitting
-from engine.speculation.lengths import Candidate
+from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.step_times import StepTimes
 from engine.step_costs import size_class
@@ -46,6 +47,12 @@ FORGIVING: Final = 1 / 512
 LEAST_TRUST: Final = 0.25
 LOOK_LEARNING: Final = 0.3
 """What one look counts in how long the next is expected to take."""
+COLD_S: Final = 5e-5
+"""So much longer steps with drafts of one sequence take at first, while the processor's caches know nothing of what
+checking them needs; else short steps would seem to pay too little for ever being taken again.
+"""
+DEAR_LOOK: Final = 0.1
+"""Before a look it is not taken to be dearer than this part of a plain step: only looks tell what they take."""
 LOOKING: Final = 0.006
 """Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
 account's allowance, so that something is left for what is found.
@@ -53,6 +60,11 @@ account's allowance, so that something is left for what is found.
 FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
 """See `Account`."""
+STAKE: Final = 1.0
+STAKE_EVERY: Final = 64
+"""So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
+stands still is noticed in the first answer that repeats. Once in so many steps.
+"""
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
 DOUBT: Final = 2.0
@@ -69,6 +81,19 @@ class _Watch:
     is_drafting: bool = False
     promise: float = 1.0
     trust: float = 1.0
+
+
+class _Prices(NamedTuple):
+    """Of steps of one row count, in seconds: a plain one, what one draft adds, and by number of drafts as for a
+    `Chooser`; `Lengths.needs` to begin and to go on.
+    """
+
+    version: int
+    plain_s: float
+    draft_s: float
+    steps: array[float]
+    to_begin: array[float]
+    to_stay: array[float]
 
 
 class Controller:
@@ -89,28 +114,47 @@ class Controller:
         self._looking_s = 0.0
         self._saved = 0.0
         self._unpaid = 0
+        self._unstaked = STAKE_EVERY
+        self._priced: dict[int, _Prices] = {}
         self._watches: dict[int, _Watch] = {}
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""
-        self._saved = min(self._saved + 1.0, SAVED)
-        self._unpaid += 1
+        self.passed(1)
         if not is_expected and self._saved < 0.0:
             return False
-        plain_s = self.times.plain_s(rows)
-        if plain_s is None:
+        prices = self._prices(rows)
+        if prices is None:
             return False
-        self._account.pay_in(plain_s, self._unpaid)
+        self._account.pay_in(prices.plain_s, self._unpaid)
+        self._unstaked += self._unpaid
         self._unpaid = 0
         if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
             return False  # nobody need look before a plain step that is taken for its time
-        fewest_s = self.times.step_s(rows, rows + 1)
-        assert fewest_s is not None
-        cost_s = self._looking_s + max(fewest_s - plain_s, 0.0)  # what cannot be checked is looked for in vain
-        missing = self._account.steps_until(cost_s, plain_s)
+        cost_s = self._looking_s + prices.draft_s  # what cannot be checked is looked for in vain
+        missing = self._account.steps_until(cost_s, prices.plain_s)
         if missing and not is_expected:
             self._saved = min(self._saved, -missing)
         return not missing
+
+    def stake(self, rows: int) -> None:
+        """See `Lengths.stake`."""
+        prices = self._prices(rows)
+        if prices is not None and self._unstaked >= STAKE_EVERY:
+            self._unstaked = 0
+            self._account.stake(STAKE, prices.plain_s)
+
+    def passed(self, num_steps: int) -> None:
+        """See `Lengths.passed`."""
+        self._saved = min(self._saved + num_steps, SAVED)
+        self._unpaid += num_steps
+
+    def needs(self, rows: int) -> array[float]:
+        """See `Lengths.needs`."""
+        prices, watch = self._prices(rows), self._watches.get(size_class(rows))
+        if prices is None:
+            return NO_NEEDS
+        return prices.to_stay if watch is not None and watch.is_drafting else prices.to_begin
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""
@@ -126,17 +170,19 @@ class Controller:
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""
         none = [0] * len(candidates)
-        plain_s = self.times.plain_s(rows)
+        prices = self._prices(rows)
         watch = self._watches.setdefault(size_class(rows), _Watch())
-        refresh = min(max(10 * (watch.promise - 1.0), 1.0) * OFTEN, REFRESH)
-        if plain_s is None or self.times.plain_age(rows) >= refresh:
+        if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
             return none
-        least_rate = rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
-        best, best_rate = none, least_rate
+        plain_s = prices.plain_s
+        best, best_rate = none, rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
+        tried = none
         for length in LENGTHS:
             lengths = self._lengths(rows, candidates, length)
-            total = sum(lengths)
-            if not total or total > room:
+            if lengths == tried:
+                continue
+            tried, total = lengths, sum(lengths)
+            if total > room:
                 break
             step_s = self.times.step_s(rows, rows + total)
             assert step_s is not None
@@ -144,16 +190,28 @@ class Controller:
             doubt = min(max(DOUBT * (1.0 - right / total), LEAST_DOUBT), 1.0)
             if not self._account.bears(doubt * (step_s - plain_s), plain_s):
                 continue  # more may be cheaper: not every width was measured
-            rate = self._rate(rows, candidates, lengths)
+            rate = (rows + right) / (step_s + self._looking_s)
             if rate > best_rate:
                 best, best_rate = lengths, rate
         watch.is_drafting = best is not none
         if watch.is_drafting:
             shortened = self._without_waste(rows, candidates, best, plain_s, best_rate)
-            if (rate := self._rate(rows, candidates, shortened)) > best_rate:
+            if shortened != best and (rate := self._rate(rows, candidates, shortened)) > best_rate:
                 best, best_rate = shortened, rate
         watch.promise = best_rate * plain_s / rows
         return best
+
+    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
+        """See `Lengths.choose_alone`."""
+        prices = self._prices(1)
+        watch = self._watches.setdefault(1, _Watch())
+        if prices is None or self.times.plain_age(1) >= _refresh(watch.promise):
+            return 0
+        plain_s = prices.plain_s
+        least_rate = (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
+        length, rate = chooser(prices.steps, plain_s, self._looking_s, self._account.left_s(plain_s), least_rate, room)
+        watch.is_drafting, watch.promise = length > 0, rate * plain_s
+        return length
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
@@ -244,6 +302,8 @@ class Controller:
                 watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
         if has_trees:
             self.times.add_tree(rows, tokens, elapsed_s)
+        elif rows == 1 < tokens and plain_s is not None and not self.times.is_known_well(rows, tokens):
+            self.times.add(rows, tokens, max(elapsed_s - COLD_S, plain_s))
         else:
             self.times.add(rows, tokens, elapsed_s)
         if tokens > rows and plain_s is not None:
@@ -262,6 +322,26 @@ class Controller:
                 self.models.stepped(rows, tokens, gained, 0.0, drafting_s, is_pure=False)
         elif plain_s is not None and step_s is not None:
             self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
+
+    def _prices(self, rows: int) -> _Prices | None:
+        """What steps of so many rows take; None while that is not known."""
+        known = self._priced.get(rows)
+        if known is not None and known.version == self.times.version:
+            return known
+        plain_s, one_s = self.times.plain_s(rows), self.times.step_s(rows, rows + 1)
+        if plain_s is None or one_s is None:
+            return None
+        steps, to_begin, to_stay = array("d"), array("d"), array("d")
+        for count in (1, *(rows * length for length in LENGTHS)):
+            step_s = self.times.step_s(rows, rows + count)
+            assert step_s is not None
+            steps.extend((count, step_s))
+            times = (step_s + min(self._looking_s, DEAR_LOOK * plain_s)) / plain_s
+            to_begin.extend((count, rows * (MARGIN * times - 1.0)))
+            to_stay.extend((count, rows * (STAY * times - 1.0)))
+        draft_s = max(one_s - plain_s, 0.0)
+        known = self._priced[rows] = _Prices(self.times.version, plain_s, draft_s, steps, to_begin, to_stay)
+        return known
 
     def _rate(self, rows: int, candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
         """Tokens a second that are expected where so many guesses of each row are checked."""
@@ -298,6 +378,11 @@ class Controller:
                 length = shorter
             shortened.append(length)
         return shortened
+
+
+def _refresh(promise: float) -> float:
+    """After so many steps with drafts a plain one is taken."""
+    return min(max(10 * (promise - 1.0), 1.0) * OFTEN, REFRESH)
 
 
 def _right(candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:

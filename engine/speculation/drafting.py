@@ -16,6 +16,7 @@ from engine.speculation.tree import NO_DRAFTS, Drafts
 if TYPE_CHECKING:
     from engine.sequence import Sequence
     from engine.speculation.merge import DraftTree
+    from engine.speculation.native_sources import Told
 
 
 class Kind(enum.Enum):
@@ -64,6 +65,7 @@ class Drafting:
 
     Attributes:
         states: What each source keeps, by the source's name.
+        told: What native sources keep in the place of `states`, `acceptance` and what was `proposed` and not chosen.
         acceptance: How often this sequence's guesses were right, by kind.
         proposed: What was guessed before the step that runs, the best first.
         chosen: The best of them where the step checks guesses.
@@ -72,11 +74,16 @@ class Drafting:
     """
 
     states: dict[str, object] = field(default_factory=dict)
+    told: Told | None = None
     acceptance: dict[Kind, Acceptance] = field(default_factory=dict)
     proposed: list[Proposal] = field(default_factory=list)
     chosen: Proposal | None = None
     tree: DraftTree | None = None
     drafts: Drafts = NO_DRAFTS
+
+    def forget(self) -> None:
+        """What was proposed: a step has shown what came of it, or will never."""
+        self.proposed, self.chosen, self.tree, self.drafts = [], None, None, NO_DRAFTS
 
 
 class Source(Protocol):

@@ -61,12 +61,29 @@ class Echo:
         """See `Source.propose`."""
         place = drafting.states.get(self.name)
         if place is None:
-            answers = self._sessions.get(_key(sequence))
-            place = drafting.states[self.name] = _Place(answers, _question(sequence)) if answers else "nothing"
+            known, at, is_firm = self.earlier(sequence)
+            place = drafting.states[self.name] = _Place(known, at, is_firm=is_firm) if known else "nothing"
         if not isinstance(place, _Place):
             return None
         place.follow(sequence.output_ids)
         return place.propose(sequence.output_ids, limit)
+
+    def earlier(self, sequence: Sequence) -> tuple[list[int], int, bool]:
+        """Answers that this one's may repeat, a break behind each, and where the one that it most probably repeats
+        begins; nothing where there are none. And whether it is that probable from the first: where the same session
+        answered the same question.
+        """
+        answers = self._sessions.get(_key(sequence))
+        if not answers:
+            return [], 0, False
+        question = _question(sequence)
+        known: list[int] = []
+        # That one comes last: the newest that answered the same question, else the newest.
+        ordered = sorted(answers, key=lambda answer: answer.question == question)
+        for answer in ordered:
+            known += (*answer.token_ids, BREAK)
+        is_firm = bool(sequence.request.session_id) and ordered[-1].question == question
+        return known, len(known) - len(ordered[-1].token_ids) - 1, is_firm
 
     def ended(self, sequence: Sequence) -> None:
         """Keep the answer for the session's next one."""
@@ -86,19 +103,16 @@ class Echo:
 
 
 class _Place:
-    """Where one answer is in the session's earlier ones."""
+    """Where one answer is in the session's earlier ones, `at` in `known` at first."""
 
-    def __init__(self, answers: Ordered[_Answer], question: tuple[int, ...]) -> None:
+    def __init__(self, known: Ordered[int], at: int, *, is_firm: bool) -> None:
         self._known = Continuations()
-        # The one that most probably repeats comes last: the newest that answered the same question, else the newest.
-        ordered = sorted(answers, key=lambda answer: answer.question == question)
-        for answer in ordered:
-            self._known.extend((*answer.token_ids, BREAK))
-        self._at = len(self._known.ids) - len(ordered[-1].token_ids) - 1
+        self._known.extend(known)
+        self._at = at
         self._num_output = 0
         self._run = 0  # equal tokens up to here
         self._astray = 0  # different ones
-        self._is_firm = True
+        self._is_firm = is_firm
 
     def follow(self, output_ids: Ordered[int]) -> None:
         """Take what was said since."""

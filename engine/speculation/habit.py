@@ -63,7 +63,7 @@ class Habit:
     def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
         """See `Source.propose`."""
         self._learn(sequence, drafting)
-        context = self._end_of(sequence, len(sequence.output_ids))
+        context = end_of(sequence, len(sequence.output_ids))
         guesses: list[int] = []
         likely = 1.0
         while len(guesses) < limit:
@@ -87,7 +87,7 @@ class Habit:
         assert isinstance(known, int)
         output_ids = sequence.output_ids
         for index in range(known, len(output_ids)):
-            context = self._end_of(sequence, index)
+            context = end_of(sequence, index)
             self._add(context, output_ids[index])
             self._add(context[1:], output_ids[index])
         drafting.states[self.name] = len(output_ids)
@@ -116,9 +116,10 @@ class Habit:
             return shorter
         return exact
 
-    def _end_of(self, sequence: Sequence, num_output: int) -> Context:
-        """The three tokens before output `num_output`; the prompt's where there are not so many."""
-        if num_output >= 3:
-            return tuple(sequence.output_ids[num_output - 3 : num_output])
-        prompt = sequence.prompt_ids[-3:].tolist()
-        return tuple([-1, -1, -1, *prompt, *sequence.output_ids[:num_output]][-3:])
+
+def end_of(sequence: Sequence, num_output: int) -> Context:
+    """The three tokens before output `num_output`; the prompt's where there are not so many."""
+    if num_output >= 3:
+        return tuple(sequence.output_ids[num_output - 3 : num_output])
+    prompt = sequence.prompt_ids[-3:].tolist()
+    return tuple([-1, -1, -1, *prompt, *sequence.output_ids[:num_output]][-3:])

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.speculation.acceptance import Rates
 from engine.speculation.model_lengths import ModelCandidate
+
+NUM_NEEDS: Final = 5
+NO_NEEDS: Final = array("d", (0.0, 0.0) * NUM_NEEDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,41 @@ class Candidate:
     rates: Rates
 
 
+class Chooser(Protocol):
+    """Who knows the guesses of the one sequence of a step."""
+
+    def __call__(
+        self, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
+    ) -> tuple[int, float]:
+        """How many of them to check, `limit` at most, and tokens a second then; 0 where that is no more than `rate`.
+
+        Args:
+            steps: `NUM_NEEDS` pairs: so many guesses, rising, and what a step takes that checks them.
+            plain_s, looking_s: What a plain step takes, and a look.
+            credit_s: What may be lost.
+        """
+        ...
+
+
 class Lengths(Protocol):
     """Who decides how much is checked."""
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
-        """Whether to look for guesses before the next step of so many rows. Asked once a step. `is_expected`: an answer
-        has just begun that may repeat an earlier one.
+        """Whether to look for guesses, or to see whether those that were found pay, before the next step of so many
+        rows. `is_expected`: an answer has just begun that may repeat an earlier one.
         """
+        ...
+
+    def stake(self, rows: int) -> None:
+        """An answer repeats an earlier one, as it seems: something may be risked on it."""
+        ...
+
+    def passed(self, num_steps: int) -> None:
+        """So many steps have begun before which `may_draft` was not asked: what was found would not pay."""
+        ...
+
+    def needs(self, rows: int) -> array[float]:
+        """`NUM_NEEDS` pairs: so many guesses of all rows together, rising, pay only if so many of them are right."""
         ...
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
@@ -36,6 +68,10 @@ class Lengths(Protocol):
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """Drafts of each row, at most as many as it has and `room` in all."""
+        ...
+
+    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
+        """The same for the one sequence of a step, by whoever knows its guesses; None: `choose` shall be asked."""
         ...
 
     def may_branch(self, rows: int) -> bool:
@@ -112,6 +148,16 @@ class Always:
         """See `Lengths.may_draft`."""
         return self._length > 0
 
+    def stake(self, rows: int) -> None:
+        """Everything may be risked."""
+
+    def passed(self, num_steps: int) -> None:
+        """Nothing is learnt."""
+
+    def needs(self, rows: int) -> array[float]:
+        """None need be right."""
+        return NO_NEEDS
+
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """Looking is never too dear."""
 
@@ -123,6 +169,10 @@ class Always:
             room -= length
             chosen.append(length)
         return chosen
+
+    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
+        """See `Lengths.choose_alone`."""
+        return None
 
     def may_branch(self, rows: int) -> bool:
         """Wherever proposals differ."""

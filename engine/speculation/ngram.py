@@ -13,6 +13,7 @@ from engine.speculation.continuations import BREAK, Continuations
 from engine.speculation.drafting import Drafting, Kind, Proposal
 
 if TYPE_CHECKING:
+    from engine.kv.radix import IdArray
     from engine.sequence import Sequence
 
 LONG: Final = 4
@@ -51,15 +52,21 @@ class _Text:
     def __init__(self, sequence: Sequence) -> None:
         self.known = Continuations()
         self._num_output = 0
-        first = max(sequence.num_prompt_tokens - MAX_PROMPT, 0)
-        ids = sequence.prompt_ids[first:]
-        is_text = sequence.prompt_keys[first:] == ids
-        is_kept = is_text.copy()
-        is_kept[:1] = True
-        is_kept[1:] |= is_text[:-1]  # of a picture one token, as the break
-        self.known.extend(np.where(is_text, ids, BREAK)[is_kept].tolist())
+        self.known.extend(text_of(sequence).tolist())
 
     def follow(self, sequence: Sequence) -> None:
         """Take what was said since."""
         self.known.extend(sequence.output_ids[self._num_output :])
         self._num_output = len(sequence.output_ids)
+
+
+def text_of(sequence: Sequence) -> IdArray:
+    """The newest tokens of a prompt; a picture is a break."""
+    first = max(sequence.num_prompt_tokens - MAX_PROMPT, 0)
+    ids = sequence.prompt_ids[first:]
+    is_text = sequence.prompt_keys[first:] == ids
+    is_kept = is_text.copy()
+    is_kept[:1] = True
+    is_kept[1:] |= is_text[:-1]  # of a picture one token, as the break
+    text: IdArray = np.where(is_text, ids, BREAK)[is_kept]
+    return text

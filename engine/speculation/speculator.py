@@ -22,6 +22,7 @@ from engine.speculation.lengths import Candidate, Lengths
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
+from engine.speculation.native_sources import NativeSources, library
 from engine.speculation.ngram import NGrams
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 
@@ -45,6 +46,13 @@ MAX_BRANCHES: Final = 3
 """Proposals that a tree takes in beside the best one."""
 RESCUE: Final = 0.5
 """Where others have guessed wrongly, a source is believed so much less at first."""
+PATIENCE: Final = 4
+MOST_PATIENCE: Final = 3
+"""Native sources are asked before every step; after so many looks of which nothing was checked only before every other
+one, after twice as many before every fourth, and so on up to this power of two.
+"""
+TIMED: Final = 4
+"""One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
 UNTIMED: Final = 7
 """Of plain steps alike so many in a row are not timed, since timing them costs as well."""
 LONGEST_REST: Final = 64
@@ -76,15 +84,15 @@ class Speculator:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
-        self.sources: list[Source] = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
-        self._echo = next((source for source in self.sources if isinstance(source, Echo)), None)
+        self.sources = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
+        self._max_drafts = max_drafts
+        self._native: NativeSources | None = self._native_sources(vocab_size)
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
         costs = () if self.model is None else (self.model.cost, self.model.late_cost)
         self.controller: Lengths = Controller(*costs, waits=waits)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
-        self._max_drafts = max_drafts
         self._vocab_size = vocab_size
         self._takes_trees = takes_trees
         self._clock = clock
@@ -94,12 +102,30 @@ class Speculator:
         self._gained = 0
         self.drafting_s = 0.0
         """What a model took to guess before the step that is under way."""
+        self._is_expected = False  # an answer has begun of whose like something is remembered
+        self._may_stake = False  # and nothing was staked on it yet
+        self._num_unasked = 0  # steps since the controller was asked
+        self._num_choices = 0
+        self._choice_s = 0.0  # what the last one took that was timed
+        self._num_unlooked = 0  # and since the last look
+        self._num_fruitless = 0  # looks since something was checked
         self._timed_rows = 0
         self._untimed = 0
         self._rest = 0
         self._next_rest = 1
         self._hope = 0  # the same for the first tokens of answers that may repeat others
         self._next_hope = 1
+
+    @property
+    def sources(self) -> list[Source]:
+        """Who guesses, in the order in which they are asked. Others may be put in their place."""
+        return self._sources
+
+    @sources.setter
+    def sources(self, sources: list[Source]) -> None:
+        self._sources = sources
+        self._echo = next((source for source in sources if isinstance(source, Echo)), None)
+        self._native = None
 
     @property
     def is_on(self) -> bool:
@@ -122,33 +148,23 @@ class Speculator:
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
-        none = [NO_DRAFTS] * len(sequences)
-        is_expected = self._expects(sequences)
-        if not room or not self.controller.may_draft(len(sequences), is_expected=is_expected):
-            self._looked(found=False, is_expected=is_expected)
-            return none
-        started_s = self._clock()
-        candidates: list[Candidate | None] = []
+        repeats = False  # an answer has begun of whose like something is remembered
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                drafting = sequence.drafting = Drafting()
-            candidates.append(self._candidate(sequence, drafting))
-        lengths = self.controller.choose(len(sequences), candidates, room)
-        by_model = self._choose_model(sequences, candidates, lengths, room)
-        if any(by_model):
-            lengths = [0 if own else length for length, own in zip(lengths, by_model, strict=True)]
-        elif self._takes_trees and any(lengths) and self.controller.may_branch(len(sequences)):
-            lengths = self._branch(sequences, candidates, lengths, room)
-        drafts = []
-        for sequence, length, own in zip(sequences, lengths, by_model, strict=True):
-            assert sequence.drafting is not None
-            drafts.append(Drafts((UNKNOWN,) * own) if own else _drafts(sequence.drafting, length))
-        found = any(lengths) or any(by_model)
-        self._looking_s = self._clock() - started_s
-        self.controller.looked(len(sequences), self._looking_s, found=found)
-        self._looked(found=found, is_expected=is_expected)
-        return drafts
+                sequence.drafting = Drafting()
+                if self._echo is not None and self._echo.remembers(sequence):
+                    repeats = True
+                    if sequence.request.session_id:
+                        self._num_fruitless = 0
+            elif drafting.proposed:
+                drafting.forget()  # it was retracted before anybody knew what came of that
+        if repeats:
+            self._is_expected = self._may_stake = True
+            self._num_unlooked = LONGEST_REST
+        drafts = self._look(sequences, room) if room else None
+        self._looked(found=drafts is not None, repeats=repeats)
+        return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
 
     def draft(self, sequences: Ordered[Sequence], drafts: Ordered[Drafts]) -> list[Drafts]:
         """The same drafts with those that the model guesses; sequences have slots for them. It may guess fewer: the
@@ -187,20 +203,25 @@ class Speculator:
         num_accepted = max(num_kept - 1, 0)
         if drafts and chosen is not None:
             self._gained += num_accepted
-            if drafting.tree is None:
+            is_model = self.model is not None and chosen.kind is self.model.kind
+            if drafting.tree is not None:
+                self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
+            else:
                 self.drafted[chosen.kind.source] += len(drafts)
                 self.accepted[chosen.kind.source] += num_accepted
-                self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
-                if self.model is not None and chosen.kind is self.model.kind:
-                    self.model.verified(sequence, num_accepted)
-            else:
-                self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
-        for proposal in drafting.proposed:
-            if proposal is not chosen or not drafts:
-                self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == said[0]), 1)
-        if len(drafting.proposed) > 1:
-            self._learn_rescues(drafting, said)
-        drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = [], None, None, NO_DRAFTS
+                if drafting.told is not None and not is_model:
+                    drafting.told.checked(len(said), len(drafts))
+                else:
+                    self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+            if self.model is not None and is_model:
+                self.model.verified(sequence, num_accepted)
+        if self._native is None:
+            for proposal in drafting.proposed:
+                if proposal is not chosen or not drafts:
+                    self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == said[0]), 1)
+            if len(drafting.proposed) > 1:
+                self._learn_rescues(drafting, said)
+        drafting.forget()
 
     def stepped(self, plan: Plan, elapsed_s: float, *, is_usual: bool = True) -> None:
         """A step took so long, from scheduling or the results of the one before it to its own results. `is_usual`: see
@@ -223,21 +244,50 @@ class Speculator:
         elif drafting_s > 0.0 or tokens > len(decoding):
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
 
-    def _looked(self, *, found: bool, is_expected: bool) -> None:
+    def _look(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
+        """Drafts that are worth checking, if it is worth looking for some; None: nothing is checked."""
+        rows, controller = len(sequences), self.controller
+        if self._native is not None:
+            self._num_unasked += 1
+            patience = 2 ** min(self._num_fruitless // PATIENCE, MOST_PATIENCE) - 1
+            if self._rest and self._num_unlooked < patience:  # without a rest, results were waited for to look
+                self._num_unlooked += 1
+                return None
+            self._num_unlooked = 0
+            self._num_fruitless += 1
+            is_worth = self._native.look(sequences, controller.needs(rows))
+            if self.model is None and not is_worth:
+                return None
+            controller.passed(self._num_unasked - 1)
+            self._num_unasked = 0
+        is_expected, self._is_expected = self._is_expected, False
+        if self._may_stake and self._native is not None and self._native.is_sure(rows):
+            self._may_stake = False
+            controller.stake(rows)
+        if not controller.may_draft(rows, is_expected=is_expected):
+            return None
+        self._num_choices += 1
+        is_timed = self._native is None or self._num_choices % TIMED == 1
+        started_s = self._clock() if is_timed else 0.0
+        drafts = self._choose(sequences, room)
+        if is_timed:
+            self._choice_s = self._clock() - started_s
+        self._looking_s = self._choice_s
+        controller.looked(rows, self._looking_s, found=drafts is not None)
+        if drafts is not None:
+            self._num_fruitless = 0
+        return drafts
+
+    def _looked(self, *, found: bool, repeats: bool) -> None:
         """How long an engine that runs ahead need not wait for results again."""
         self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
-        if is_expected:
+        if repeats:
             self._hope = self._next_hope = 1 if found else min(2 * self._next_hope, LONGEST_REST)
-
-    def _expects(self, sequences: Ordered[Sequence]) -> bool:
-        """Whether an answer has just begun of whose like something is remembered."""
-        echo = self._echo
-        return echo is not None and any(new.drafting is None and echo.remembers(new) for new in sequences)
 
     def _is_alike(self, plan: Plan) -> bool:
         """Whether a step was plain, as the last ones were, so that its time need not be learnt."""
-        rows = len(plan.chunks)
-        is_plain = not plan.encodings and all(chunk.samples and chunk.count == 1 for chunk in plan.chunks)
+        rows, load = len(plan.chunks), plan.room.load
+        is_plain = load.rows == load.tokens == rows and not plan.encodings
         if is_plain and rows == self._timed_rows and self._untimed < UNTIMED:
             self._untimed += 1
             return True
@@ -246,6 +296,9 @@ class Speculator:
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
+        if self._native is not None:
+            self._native.ended(sequence)
+            return
         for source in self.sources:
             source.ended(sequence)
 
@@ -254,6 +307,67 @@ class Speculator:
         fields = {name: name.replace("-", "_") for name in (*SOURCES, *MODELS)}
         drafted = {f"drafted_{field}": self.drafted[name] for name, field in fields.items()}
         return drafted | {f"accepted_{field}": self.accepted[name] for name, field in fields.items()}
+
+    def _native_sources(self, vocab_size: int) -> NativeSources | None:
+        """The same sources in native code, where that was built."""
+        loaded = library()
+        if loaded is None or not self.sources:
+            return None
+        return NativeSources(
+            loaded,
+            [source.name for source in self.sources],
+            vocab_size,
+            self._max_drafts,
+            memories=(SEQUENCE_MEMORY, SOURCE_MEMORY),
+            beliefs=(PRIOR_WEIGHT, RESCUE, SURE),
+            echo_memory=self._echo,
+        )
+
+    def _choose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
+        """What the next step checks; None: nothing."""
+        rows = len(sequences)
+        if self._native is not None:
+            self._native.allow(sequences)
+            if rows == 1 and self.model is None:
+                alone = self.controller.choose_alone(self._native.choose, room)
+                if alone is not None:
+                    if not alone:
+                        return None
+                    lengths = [alone]
+                    if self._takes_trees and self.controller.may_branch(1):
+                        lengths = self._branch(sequences, self._native.candidates(1), lengths, room)
+                    return [self._drafts(0, sequences[0], lengths[0])]
+            candidates = self._native.candidates(rows)
+        else:
+            candidates = [
+                self._candidate(sequence, sequence.drafting) for sequence in sequences if sequence.drafting is not None
+            ]
+        lengths = self.controller.choose(rows, candidates, room)
+        by_model = self._choose_model(sequences, candidates, lengths, room)
+        if not any(lengths) and not any(by_model):
+            return None
+        if any(by_model):
+            lengths = [0 if own else length for length, own in zip(lengths, by_model, strict=True)]
+        elif self._takes_trees and self.controller.may_branch(rows):
+            lengths = self._branch(sequences, candidates, lengths, room)
+        return [
+            Drafts((UNKNOWN,) * own) if own else self._drafts(index, sequence, length)
+            for index, (sequence, length, own) in enumerate(zip(sequences, lengths, by_model, strict=True))
+        ]
+
+    def _drafts(self, index: int, sequence: Sequence, length: int) -> Drafts:
+        """The `length` best guesses of what was proposed, which the next step checks."""
+        drafting = sequence.drafting
+        assert drafting is not None
+        if not length:
+            drafting.tree = None
+            return NO_DRAFTS
+        if self._native is not None and drafting.tree is None:
+            drafting.proposed = [self._native.best(index, length)]
+        chosen = drafting.chosen = drafting.proposed[0]
+        tree = drafting.tree
+        drafting.drafts = tree.best(length) if tree is not None else Drafts(tuple(chosen.token_ids[:length]))
+        return drafting.drafts
 
     def _choose_model(
         self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: Ordered[int], room: int
@@ -304,7 +418,7 @@ class Speculator:
         for sequence, candidate, length in zip(sequences, candidates, lengths, strict=True):
             tree = None
             if length and candidate is not None and sequence.drafting is not None:
-                tree = self._tree(sequence.drafting, candidate)
+                tree = self._tree(sequence, sequence.drafting, candidate)
             trees.append(tree)
         if not any(trees):
             return lengths
@@ -318,15 +432,20 @@ class Speculator:
             sequence.drafting.tree = tree
         return widths
 
-    def _tree(self, drafting: Drafting, candidate: Candidate) -> DraftTree | None:
+    def _tree(self, sequence: Sequence, drafting: Drafting, candidate: Candidate) -> DraftTree | None:
         """What was proposed, as a tree; None where all say the same."""
-        trunk, *others = drafting.proposed[: 1 + MAX_BRANCHES]
-        others = [other for other in others if agreement(other.token_ids, trunk.token_ids) < len(other.token_ids)]
-        if not others:
-            return None
-        return DraftTree(
-            [Branch(trunk, candidate.rates), *(Branch(other, self._rescue_rates(other.kind)) for other in others)]
-        )
+        if self._native is not None:
+            branches = [Branch(*made) for made in self._native.proposals(sequence)]
+            drafting.proposed = [branch.proposal for branch in branches]
+        else:
+            branches = [Branch(made, self._rescue_rates(made.kind)) for made in drafting.proposed]
+        trunk = Branch(branches[0].proposal, candidate.rates)
+        others = []
+        for branch in branches[1 : 1 + MAX_BRANCHES]:
+            made = branch.proposal if self._native is None else self._allowed(sequence, branch.proposal)
+            if made is not None and agreement(made.token_ids, trunk.proposal.token_ids) < len(made.token_ids):
+                others.append(Branch(made, branch.rates))
+        return DraftTree([trunk, *others]) if others else None
 
     def _limit(self, sequence: Sequence) -> int:
         """Most guesses that a sequence may have checked: one token at least comes without."""
@@ -340,6 +459,10 @@ class Speculator:
             self.drafted[tree.owner(lineage).kind.source] += 1
         for length in range(1, num_accepted + 1):
             self.accepted[tree.owner(said[:length]).kind.source] += 1
+        if drafting.told is not None:
+            ways = [len(path(*drafting.drafts, made.token_ids)) for made in drafting.proposed[: 1 + MAX_BRANCHES]]
+            drafting.told.checked(len(said), max(ways[0], 1), ways)
+            return
         checked = max(len(path(*drafting.drafts, trunk.token_ids)), 1)
         self._learn(drafting, trunk.kind, min(agreement(trunk.token_ids, said), checked), checked)
 
@@ -399,14 +522,3 @@ def agreement(one: Ordered[int], other: Ordered[int]) -> int:
             break
         length += 1
     return length
-
-
-def _drafts(drafting: Drafting, length: int) -> Drafts:
-    """The `length` best guesses of what was proposed, which the next step checks."""
-    if not length:
-        drafting.tree = None
-        return NO_DRAFTS
-    chosen = drafting.chosen = drafting.proposed[0]
-    tree = drafting.tree
-    drafting.drafts = tree.best(length) if tree is not None else Drafts(tuple(chosen.token_ids[:length]))
-    return drafting.drafts

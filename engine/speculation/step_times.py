@@ -9,6 +9,8 @@ from typing import Final
 
 from engine.step_costs import size_class
 
+NEWS: Final = 0.01
+"""A median that changes by less leaves what was concluded from it."""
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
@@ -38,18 +40,27 @@ ELSEWHERE: Final = 0.75
 
 @dataclass(slots=True)
 class _Figure:
-    """Seconds a row of the newest steps and their median, tokens a row, and when that was."""
+    """Seconds a row of the newest steps and their median, that which was concluded from, tokens a row, and when that
+    was.
+    """
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     time: float = 0.0
+    told: float = 0.0
     width: float = 1.0
     renewed: int = 0
 
-    def add(self, elapsed_s: float) -> None:
+    def add(self, elapsed_s: float) -> bool:
+        """Whether that is news."""
+        is_new = len(self.times) < SAMPLES
         self.times.append(elapsed_s)
         known = sorted(self.times)
         is_doubtful = len(known) == ENOUGH and known[1] > HICCUP * known[0]
         self.time = known[0] if is_doubtful else known[len(known) // 2]
+        if is_new or abs(self.time - self.told) > NEWS * self.told:
+            self.told = self.time
+            return True
+        return False
 
     def at(self, num_steps: int) -> float:
         """What counts after so many steps."""
@@ -72,9 +83,13 @@ class StepTimes:
 
     Args:
         waits: Whether plain steps run ahead of their results, so that any drafts at all cost waiting for them.
+
+    Attributes:
+        version: Rises with everything new.
     """
 
     def __init__(self, *, waits: bool = False) -> None:
+        self.version = 0
         self._waits = waits
         self._rows: dict[int, _Rows] = {}
         self._told: dict[tuple[int, int], float | None] = {}  # until something is measured
@@ -86,12 +101,14 @@ class StepTimes:
             own = self._rows[size_class(rows)] = _Rows()
         own.rows = rows
         own.num_steps += 1
-        self._told.clear()
         key = _width_class(rows, tokens)
         figure = own.figures.get(key)
         if figure is None:
             figure = own.figures[key] = _Figure()
-        figure.add(elapsed_s / rows)
+        is_news = abs(figure.width - tokens / rows) > 1e-9
+        if figure.add(elapsed_s / rows) or is_news or own.num_steps % 64 == 0:
+            self._told.clear()
+            self.version += 1
         figure.width = tokens / rows
         figure.renewed = own.num_steps
         if own.num_steps % 64 == 0:
@@ -107,7 +124,6 @@ class StepTimes:
             return
         own = self._rows[size_class(rows)]
         own.num_steps += 1
-        self._told.clear()
         own.trees.add(elapsed_s / chain_s)
         own.trees.renewed = own.num_steps
 
@@ -130,6 +146,11 @@ class StepTimes:
     def is_measured(self, rows: int, tokens: int) -> bool:
         """Whether steps of about this width were, so that what is said of them is no guess."""
         return self._figure(rows, _width_class(rows, tokens)) is not None
+
+    def is_known_well(self, rows: int, tokens: int) -> bool:
+        """Whether as many steps of about this width were measured as count."""
+        figure = self._figure(rows, _width_class(rows, tokens))
+        return figure is not None and len(figure.times) == SAMPLES
 
     def plain_age(self, rows: int) -> int:
         """Steps of this row count since the last one without drafts."""

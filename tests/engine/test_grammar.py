@@ -283,3 +283,14 @@ def test_a_request_can_leave_while_its_grammar_compiles(
 def test_bits() -> None:
     words = bits_of([0, 33, 31, 1000], 2)
     assert words.tolist() == [1 - (1 << 31), 2]
+
+
+def test_a_row_s_masks_are_those_of_its_tokens_side_by_side(tiny_model: Path, tokenizer: Tokenizer) -> None:
+    grammars = Grammars(str(tiny_model), tokenizer.get_vocab_size())
+    digits = tokenizer.encode("123", add_special_tokens=False).ids
+    wanted = [Wanted(grammars.begin(DIGITS), ENDS, 0, digits[:count]) for count in (0, 1)]
+    for asked, masks in zip(wanted, grammars.masks(wanted), strict=True):
+        assert len(masks) == 1 + len(asked.drafts)
+        assert np.array_equal(masks.words(), np.stack([mask.words() for mask in masks]))
+        assert np.array_equal(masks[-1].words(), masks[len(masks) - 1].words())
+        assert [mask.row for mask in masks[:1]] == [masks[0].row]

@@ -345,3 +345,73 @@ def test_of_two_measurements_a_hiccup_does_not_count() -> None:
     for _ in range(4):
         times.add(1, 8, 9e-3)
     assert times.step_s(1, 8) == pytest.approx(9e-3)
+
+
+def test_what_changes_little_leaves_what_was_concluded_and_what_drifts_does_not() -> None:
+    times = StepTimes()
+    for _ in range(8):
+        times.add(1, 1, 1e-3)
+    version = times.version
+    for _ in range(20):
+        times.add(1, 1, 1.001e-3)
+    assert times.version == version
+    for step in range(30):
+        times.add(1, 1, (1.0 + 0.002 * step) * 1e-3)
+    assert times.version > version
+
+
+def test_a_step_is_not_believed_to_be_as_slow_as_its_first_times() -> None:
+    """When the processor has not yet run what checking drafts needs."""
+    controller = Controller()
+    for _ in range(8):
+        controller.stepped(1, 1, 0, 2e-4)
+    for _ in range(2):
+        controller.stepped(1, 2, 1, 3.5e-4)
+    assert controller.times.step_s(1, 2) == pytest.approx(3e-4)
+    for _ in range(20):
+        controller.stepped(1, 2, 1, 3.5e-4)
+    assert controller.times.step_s(1, 2) == pytest.approx(3.5e-4)
+
+
+def test_something_is_risked_on_an_answer_that_repeats_whatever_was_lost() -> None:
+    controller = Controller()
+    for _ in range(8):
+        controller.stepped(1, 1, 0, 1e-3)
+    sure = [Candidate(3, Rates(0.95, 0.95))]
+    assert controller.may_draft(1, is_expected=False)
+    for _ in range(20):
+        controller.stepped(1, 4, 0, 2e-3)  # all wrong, beyond what the account bears
+    controller.stepped(1, 1, 0, 1e-3)
+    controller._watches.clear()  # trust is another matter
+    assert controller.choose(1, sure, 100) == [0]
+    controller.stake(1)
+    assert controller.choose(1, sure, 100) == [3]
+    controller.stepped(1, 4, 0, 2e-3)
+    controller.stepped(1, 4, 0, 2e-3)
+    controller.stepped(1, 1, 0, 1e-3)
+    controller._watches.clear()
+    controller.stake(1)
+    assert controller.choose(1, sure, 100) == [0], "once in so many steps"
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_guesses_need_to_bring_is_what_choosing_asks_for(rows: int) -> None:
+    """Nothing is kept from being chosen by the look before it."""
+    controller = Controller()
+    for _ in range(4):
+        for tokens in (rows, 2 * rows, 4 * rows, 8 * rows, 16 * rows):
+            controller.stepped(rows, tokens, tokens - rows, native(rows, tokens))
+    controller.stepped(rows, rows, 0, native(rows, rows))
+    controller._watches.clear()
+    counts, least = controller.needs(rows)[::2].tolist(), controller.needs(rows)[1::2].tolist()
+    chosen = 0
+    for first, later, length in itertools.product((0.3, 0.6, 0.9, 0.97), (0.3, 0.9, 0.99), (1, 3, 7, 15)):
+        rates = Rates(first, later)
+        if any(controller.choose(rows, [Candidate(length, rates)] * rows, 1000)):
+            chosen += 1
+            promised = [rows * rates.expected(min(length, limit)) for limit in LENGTHS]
+            checked = [rows * min(length, limit) for limit in LENGTHS]
+            needed = [least[counts.index(count)] for count in checked]
+            assert any(right >= need for right, need in zip(promised, needed, strict=True))
+        controller._watches.clear()
+    assert chosen > 3

@@ -19,7 +19,9 @@ from engine.batch import Row, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.cpu.runner import CpuRunner
+from engine.execution import Drafted
 from engine.load import load_runner
+from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from engine.speculation.drafting import Drafting, Kind, Proposal
 from engine.speculation.lengths import Always
@@ -347,3 +349,20 @@ def test_what_verified_steps_computed_serves_the_next_request(
         said.append(run(engine, [second])["second"].ids)
     assert said[0] == said[1]
     assert engines[0].stats().prefix_hit_tokens == engines[1].stats().prefix_hit_tokens >= len(turn) - len(TEXT) - 1
+
+
+@pytest.mark.parametrize("parents", [None, (0, 0, 1)], ids=["chain", "tree"])
+def test_how_tokens_after_drafts_are_drawn_is_made_when_asked_for(
+    engine_of: Callable[..., Engine], requests: list[EngineRequest], parents: tuple[int, ...] | None
+) -> None:
+    engine = engine_of(0)
+    penalised = next(one for one in requests if one.sampling.repetition_penalty != 1.0)
+    engine.submit(penalised, load)
+    while not any(sequence.output_ids for sequence in engine.scheduler.running):
+        engine.step()
+    (sequence,) = engine.scheduler.running
+    drafted = Drafted(Chunk(sequence, sequence.num_computed, 4, True, (5, 6, 7), parents), None)
+    lineages = [(5,), (5, 6), (5, 6, 7)] if parents is None else [(5,), (6,), (5, 7)]
+    expected = [sequence.sampling(lineage) for lineage in lineages]
+    assert list(drafted) == [drafted[index] for index in range(3)] == drafted[:] == expected
+    assert len(drafted) == 3

@@ -171,6 +171,15 @@ def test_of_several_answers_the_one_to_the_same_question_comes_first() -> None:
     assert [guess and guess[1][0] for guess in first[:2]] == [11, 20]
 
 
+def test_only_the_same_question_in_the_same_session_is_taken_for_repeated_at_once() -> None:
+    for session, question, expected in (("a", 1, Kind.ECHO), ("a", 2, Kind.ECHO_ASTRAY), ("", 1, Kind.ECHO_ASTRAY)):
+        source = Echo()
+        say(source, ANSWER, session=session, prompt=[1, 1, 1], grammar="one")
+        guesses = say(source, ANSWER, session=session, prompt=[question] * 3, grammar="one")
+        kinds = [guess[0] for guess in guesses if guess is not None]
+        assert kinds == [expected] * 2 + [Kind.ECHO] * 7, "until it has repeated for a while"
+
+
 def test_answers_without_a_session_are_shared_by_grammar_only() -> None:
     source = Echo()
     say(source, ANSWER, grammar="one")

@@ -1,0 +1,353 @@
+"""`guesses.cpp` from Python: all sources of all sequences in one call, for steps so short that Python's own are dear.
+
+`Speculator` asks it where it was built; elsewhere the sources are those of echo.py, ngram.py, forced.py, habit.py.
+
+What they remember beyond an answer stays with `Echo`: it is asked only when answers begin and end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from array import array
+from collections.abc import Sequence as Ordered
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from engine.speculation import acceptance, continuations, echo, habit, ngram
+from engine.speculation.acceptance import Rates
+from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
+from engine.speculation.drafting import Kind, Proposal
+from engine.speculation.echo import Echo
+from engine.speculation.lengths import Candidate
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+VERSION: Final = 1
+"""Of what guesses.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
+
+NEARLY_ALWAYS: Final = 0.9
+MOST: Final = 32
+BRANCHES: Final = 4
+KINDS: Final = (
+    Kind.NGRAM_SHORT,
+    Kind.NGRAM_LONG,
+    Kind.NGRAM_OLDER,
+    Kind.ECHO,
+    Kind.ECHO_ASTRAY,
+    Kind.GRAMMAR,
+    Kind.HABIT,
+)
+"""In the order of guesses.cpp."""
+SOURCES: Final = {"echo": 1, "ngram": 2, "grammar": 4, "habit": 8}
+
+_P, _I32, _F64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_double
+
+
+class Rules(ctypes.Structure):
+    """`Rules` of guesses.cpp."""
+
+    _fields_ = (
+        ("priors", _F64 * (2 * len(KINDS))),
+        ("prior_weight", _F64),
+        ("most", _F64),
+        ("rescue", _F64),
+        ("sure", _F64),
+        ("least_rate", _F64),
+        ("least_habit", _F64),
+        ("fading", _F64),
+        ("sources", _I32),
+        ("vocab_size", _I32),
+        ("max_drafts", _I32),
+        ("sequence_memory", _I32),
+        ("source_memory", _I32),
+        ("max_tokens", _I32),
+        ("max_match", _I32),
+        ("near", _I32),
+        ("firm", _I32),
+        ("max_astray", _I32),
+        ("long", _I32),
+        ("max_prompt", _I32),
+        ("max_contexts", _I32),
+    )
+
+
+class Asked(ctypes.Structure):
+    """`Asked` of guesses.cpp."""
+
+    _fields_ = (
+        ("sequence", _P),
+        ("ids", _P),
+        ("num_new", _I32),
+        ("num_forced", _I32),
+        ("max_tokens", _I32),
+        ("num_said", _I32),
+        ("checked", _I32),
+        ("paths", _I32 * BRANCHES),
+    )
+
+
+class Bet(ctypes.Structure):
+    """`Bet` of guesses.cpp."""
+
+    _fields_ = (
+        ("steps", _P),
+        ("plain_s", _F64),
+        ("looking_s", _F64),
+        ("credit_s", _F64),
+        ("rate", _F64),
+        ("doubt", _F64),
+        ("least_doubt", _F64),
+    )
+
+
+class Found(ctypes.Structure):
+    """`Found` of guesses.cpp."""
+
+    _fields_ = (
+        ("first", _F64),
+        ("later", _F64),
+        ("kind", _I32),
+        ("length", _I32),
+        ("token_ids", _I32 * MOST),
+    )
+
+
+@cache
+def library() -> ctypes.PyDLL | None:
+    """The library; None where it was not built, cannot be loaded, or was built from another version of guesses.cpp. Its
+    calls are too short to let go of Python's lock.
+    """
+    found = importlib.util.find_spec("engine.speculation._guesses")
+    if found is None or found.origin is None:
+        return None
+    try:
+        loaded = ctypes.PyDLL(found.origin)
+    except OSError:
+        return None
+    if loaded.beholder_guesses_version() != VERSION:
+        return None
+    for name, result, arguments in (
+        ("new", _P, (_P,)),
+        ("free", None, (_P,)),
+        ("begin", _P, (_P, _P, _P, _I32, _P, _I32, _I32, _I32)),
+        ("end", None, (_P,)),
+        ("look", _F64, (_P, _P, _I32, _P, _P)),
+        ("choose", ctypes.c_int, (_P, _P, _P, _I32)),
+        ("cut", None, (_P, _P, _I32, _P)),
+        ("proposals", ctypes.c_int, (_P, _P, _P)),
+    ):
+        function = getattr(loaded, f"beholder_guesses_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+class Told:
+    """What guesses.cpp keeps of one sequence, as long as this object lives; and what it is told of it before a step.
+
+    Attributes:
+        num_output: How much of the output it was told.
+        asked: What it is told next.
+        at: Where that lies.
+    """
+
+    __slots__ = ("_ids", "_library", "asked", "at", "num_output")
+
+    def __init__(self, library: ctypes.PyDLL, sequence_at: int, max_tokens: int) -> None:
+        self._library = library
+        self._ids = array("i", (0,) * MOST)
+        self.num_output = 0
+        self.asked = Asked(sequence_at, self._ids.buffer_info()[0], 0, 0, max_tokens, 1)
+        self.at = ctypes.addressof(self.asked)
+
+    def __del__(self) -> None:
+        self._library.beholder_guesses_end(self.asked.sequence)
+
+    def checked(self, num_said: int, num_checked: int, paths: Ordered[int] = ()) -> None:
+        """The step behind the last look gave so many tokens and checked so many of its best proposal; of a tree, how
+        many of each proposal.
+        """
+        self.asked.num_said, self.asked.checked = num_said, num_checked
+        self.asked.paths[: len(paths)] = paths
+
+    def said(self, output_ids: Ordered[int], forced: Ordered[int] = ()) -> None:
+        """What the sequence has said, and what its grammar forces."""
+        first, count, asked = self.num_output, len(output_ids), self.asked
+        if count == first + 1 and not forced:
+            self._ids[0] = output_ids[first]
+        else:
+            ids = array("i", (*output_ids[first:], *forced))
+            if len(ids) > len(self._ids):
+                self._ids = array("i", (0,) * (2 * len(ids)))
+                asked.ids = self._ids.buffer_info()[0]
+            self._ids[: len(ids)] = ids
+        asked.num_new, asked.num_forced = count - first, len(forced)
+        self.num_output = count
+
+
+class NativeSources:
+    """See above.
+
+    Args:
+        loaded: The library.
+        names: Which sources guess.
+        vocab_size: Guesses are below it.
+        max_drafts: Most in a row.
+        memories: How many trials of a sequence and of a source count (see `Acceptance`).
+        beliefs: `PRIOR_WEIGHT`, `RESCUE` and `SURE` of the speculator.
+        echo: What sessions have said, where the echo guesses.
+    """
+
+    def __init__(
+        self,
+        loaded: ctypes.PyDLL,
+        names: Ordered[str],
+        vocab_size: int,
+        max_drafts: int,
+        *,
+        memories: tuple[int, int],
+        beliefs: tuple[float, float, float],
+        echo_memory: Echo | None,
+    ) -> None:
+        self._library = loaded
+        self._echo = echo_memory
+        self._has_grammar = "grammar" in names
+        rules = Rules(
+            priors=(_F64 * (2 * len(KINDS)))(
+                *(value for kind in KINDS for value in (kind.prior.first, kind.prior.later))
+            ),
+            prior_weight=beliefs[0],
+            most=acceptance.MOST,
+            rescue=beliefs[1],
+            sure=beliefs[2],
+            least_rate=LEAST_RATE,
+            least_habit=habit.LEAST,
+            fading=habit.FADING,
+            sources=sum(SOURCES[name] for name in names),
+            vocab_size=vocab_size,
+            max_drafts=max_drafts,
+            sequence_memory=memories[0],
+            source_memory=memories[1],
+            max_tokens=continuations.MAX_TOKENS,
+            max_match=continuations.MAX_MATCH,
+            near=echo.NEAR,
+            firm=echo.FIRM,
+            max_astray=echo.MAX_ASTRAY,
+            long=ngram.LONG,
+            max_prompt=ngram.MAX_PROMPT,
+            max_contexts=habit.MAX_CONTEXTS,
+        )
+        self._at = loaded.beholder_guesses_new(ctypes.addressof(rules))
+        self._look = loaded.beholder_guesses_look
+        self._bet = Bet(doubt=DOUBT, least_doubt=LEAST_DOUBT)
+        self._bet_at = ctypes.addressof(self._bet)
+        self._reserve(4)
+
+    def __del__(self) -> None:
+        self._library.beholder_guesses_free(self._at)
+
+    def look(self, sequences: Ordered[Sequence], needs: array[float]) -> bool:
+        """Ask what follows in each sequence. Whether that may be worth checking; `needs`: see `Lengths.needs`."""
+        count = len(sequences)
+        if count > len(self._found):
+            self._reserve(count)
+        for index, sequence in enumerate(sequences):
+            drafting, grammar = sequence.drafting, sequence.grammar
+            assert drafting is not None
+            told = drafting.told
+            if told is None:
+                told = drafting.told = self._begin(sequence)
+            if grammar is not None and self._has_grammar:
+                told.said(sequence.output_ids, grammar.forced_tokens())
+            else:
+                told.said(sequence.output_ids)
+            self._all[index] = told.at
+        surplus: float = self._look(self._at, self._all_at, count, self._found_at, needs.buffer_info()[0])
+        return surplus >= 0.0
+
+    def is_sure(self, count: int) -> bool:
+        """Whether for one of so many sequences of the last look the first guess is nearly always right."""
+        return any(found.length > 0 and found.first >= NEARLY_ALWAYS for found in self._found[:count])
+
+    def choose(
+        self, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
+    ) -> tuple[int, float]:
+        """See `Chooser`: of the last look, which was at one sequence."""
+        bet = self._bet
+        bet.steps, bet.plain_s, bet.looking_s = steps.buffer_info()[0], plain_s, looking_s
+        bet.credit_s, bet.rate = credit_s, rate
+        length: int = self._library.beholder_guesses_choose(self._at, self._found_at, self._bet_at, limit)
+        return length, bet.rate
+
+    def allow(self, sequences: Ordered[Sequence]) -> None:
+        """Take what grammars do not allow out of what the last look has found."""
+        for sequence, found in zip(sequences, self._found, strict=False):
+            if sequence.grammar is not None and found.length:
+                self._allow(sequence, found)
+
+    def candidates(self, count: int) -> list[Candidate | None]:
+        """The best of what the last look has found for each."""
+        return [
+            Candidate(found.length, Rates(found.first, found.later)) if found.length else None
+            for found in self._found[:count]
+        ]
+
+    def best(self, index: int, length: int) -> Proposal:
+        """The first guesses of the best proposal for a sequence of the last look, by its place there."""
+        found = self._found[index]
+        return Proposal(KINDS[found.kind], found.token_ids[: min(length, found.length)])
+
+    def proposals(self, sequence: Sequence) -> list[tuple[Proposal, Rates]]:
+        """All that the last look found for a sequence, the best first; and how probably each is right where the others
+        are wrong.
+        """
+        drafting = sequence.drafting
+        assert drafting is not None
+        assert drafting.told is not None
+        found = (Found * (BRANCHES + 1))()
+        count = self._library.beholder_guesses_proposals(
+            self._at, drafting.told.asked.sequence, ctypes.addressof(found)
+        )
+        return [
+            (Proposal(KINDS[own.kind], own.token_ids[: own.length]), Rates(own.first, own.later))
+            for own in found[:count]
+        ]
+
+    def ended(self, sequence: Sequence) -> None:
+        """The sequence's answer is complete."""
+        told = None if sequence.drafting is None else sequence.drafting.told
+        if told is not None:
+            told.said(sequence.output_ids)
+            self._all[0] = told.at
+            self._look(self._at, self._all_at, 1, None, None)
+        if self._echo is not None:
+            self._echo.ended(sequence)
+
+    def _begin(self, sequence: Sequence) -> Told:
+        prompt, keys = sequence.prompt_ids, sequence.prompt_keys
+        earlier, at, is_firm = ([], 0, False) if self._echo is None else self._echo.earlier(sequence)
+        known = array("i", earlier)
+        address = [ids.__array_interface__["data"][0] for ids in (prompt, keys)]
+        begun = self._library.beholder_guesses_begin(
+            self._at, *address, len(prompt), known.buffer_info()[0], len(known), at, is_firm
+        )
+        return Told(self._library, begun, sequence.max_tokens)
+
+    def _allow(self, sequence: Sequence, found: Found) -> None:
+        """Cut what a grammar does not let through out of the best proposal, which then may be another."""
+        assert sequence.grammar is not None
+        assert sequence.drafting is not None
+        assert sequence.drafting.told is not None
+        while found.length:
+            allowed = sequence.grammar.count_allowed(found.token_ids[: found.length])
+            if allowed == found.length:
+                return
+            self._library.beholder_guesses_cut(
+                self._at, sequence.drafting.told.asked.sequence, allowed, ctypes.addressof(found)
+            )
+
+    def _reserve(self, count: int) -> None:
+        """Have room for so many sequences."""
+        self._all, self._found = (_P * count)(), (Found * count)()
+        self._all_at, self._found_at = ctypes.addressof(self._all), ctypes.addressof(self._found)

@@ -1,0 +1,314 @@
+"""Native sources guess, believe and learn as those in Python do."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from array import array
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import SampledToken
+from engine.scheduler import Plan
+from engine.sequence import Sequence
+from engine.speculation import habit
+from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
+from engine.speculation.drafting import Kind
+from engine.speculation.lengths import Always, Candidate
+from engine.speculation.native_sources import KINDS, library
+from engine.speculation.speculator import SOURCES, Speculator
+from engine.speculation.tree import Drafts
+from engine.step_budget import Room
+from engine.step_costs import Load
+from tests.engine.speculation.test_sources import sequence
+
+pytestmark = pytest.mark.skipif(library() is None, reason="guesses.cpp was not built: there is no C++ compiler")
+
+VOCAB = 6
+BREAK_PICTURE = 0
+"""An id where a picture stands."""
+
+
+class Moody(Always):
+    """Checks some of what there is or nothing, and makes trees of it now and then."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(15)
+        self._random = random.Random(seed)
+        self.seen: list[list[Candidate | None]] = []
+
+    def may_draft(self, rows: int, *, is_expected: bool) -> bool:
+        return True
+
+    def may_branch(self, rows: int) -> bool:
+        return self._random.random() < 0.4
+
+    def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
+        if any(candidates):
+            self.seen.append(list(candidates))
+        return [
+            0 if candidate is None else self._random.randint(0, min(candidate.length, room // rows))
+            for candidate in candidates
+        ]
+
+
+class Shape:
+    """A grammar that forces a text at times, and allows whatever is asked."""
+
+    def __init__(self, forced: Ordered[int]) -> None:
+        self.forced = list(forced)
+
+    def forced_tokens(self) -> list[int]:
+        return self.forced
+
+    def count_allowed(self, token_ids: Ordered[int]) -> int:
+        return len(token_ids)
+
+
+def speculators(seed: int) -> list[Speculator]:
+    native, python = (Speculator("auto", 15, VOCAB - 1) for _ in range(2))
+    python.sources = [source() for source in SOURCES.values()]
+    assert native._native is not None
+    assert python._native is None
+    for one in (native, python):
+        one.controller = Moody(seed)
+    return [native, python]
+
+
+def step(
+    speculator: Speculator, running: Ordered[Sequence], said: Ordered[int], right: float, seed: int
+) -> list[Drafts]:
+    """A step in which each sequence says some of its drafts, and then another token."""
+    speculator._num_fruitless = 0  # never at rest
+    drafts = speculator.propose(running, 64)
+    chance = random.Random(seed)
+    for asked, own, token_id in zip(running, drafts, said, strict=True):
+        tokens, node = [], 0
+        follows = range(len(own.token_ids)) if own.parents is None else own.parents
+        while chance.random() < right:
+            children = [index for index, parent in enumerate(follows) if parent == node]
+            if not children:
+                break
+            chosen = chance.choice(children)
+            tokens.append(own.token_ids[chosen])
+            node = chosen + 1
+        others = {own.token_ids[index] for index, parent in enumerate(follows) if parent == node}
+        tokens.append(next(other for other in (token_id, *range(VOCAB)) if other not in others or other == VOCAB - 1))
+        asked.output_ids.extend(tokens)
+        if asked.drafting is not None:
+            standing = [SampledToken(token) for token in tokens]
+            speculator.verified(asked, own.token_ids, standing, len(standing))
+    return drafts
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.floats(0.0, 1.0))
+def test_the_same_answers_are_guessed_alike(seed: int, rows: int, right: float) -> None:
+    """Whatever was checked of it, in chains or trees, for sequences beside each other and one after the other."""
+    both = speculators(seed)
+    chance = random.Random(seed)
+    for answer in range(4):
+        prompts = [[chance.randrange(VOCAB) for _ in range(chance.randrange(1, 12))] for _ in range(rows)]
+        running = [
+            [
+                sequence([1], prompt=prompt, pictures=[0] if answer % 2 else [], session=f"s{index % 2}")
+                for index, prompt in enumerate(prompts)
+            ]
+            for _ in both
+        ]
+        for number in range(chance.randrange(1, 25)):
+            said = [chance.choice([number % 3, chance.randrange(VOCAB)]) for _ in range(rows)]
+            forced = [chance.randrange(VOCAB - 1) for _ in range(chance.choice([0, 0, 2]))]
+            for own in running:
+                own[0].grammar = Shape(forced)  # type: ignore[assignment]
+            key = chance.random()
+            made = [
+                step(speculator, own, said, right, int(key * 1e6))
+                for speculator, own in zip(both, running, strict=True)
+            ]
+            assert made[0] == made[1]
+            assert [own.output_ids for own in running[0]] == [own.output_ids for own in running[1]]
+        for speculator, own in zip(both, running, strict=True):
+            for ended in own:
+                speculator.ended(ended)
+    assert both[0].controller.seen == both[1].controller.seen  # type: ignore[attr-defined]
+    assert both[0].drafted == both[1].drafted
+    assert both[0].accepted == both[1].accepted
+
+
+@pytest.mark.parametrize("names", [["echo"], ["ngram"], ["grammar"], ["habit"]])
+def test_only_those_guess_who_shall(names: list[Any]) -> None:
+    speculator = Speculator(names[0], 15, 100)
+    speculator.controller = Always(15)
+    kinds = set()
+    for _ in range(4):
+        asked = sequence([5], prompt=[5, 6, 7, 5], session="a")
+        asked.grammar = Shape([9])  # type: ignore[assignment]
+        for token_id in (6, 7, 8, 5, 6, 7, 8):
+            speculator.propose([asked], 100)
+            assert asked.drafting is not None
+            kinds |= {made.kind.source for made in asked.drafting.proposed}
+            speculator.verified(asked, (), [SampledToken(token_id)], 1)
+            asked.output_ids.append(token_id)
+        speculator.ended(asked)
+    assert kinds == set(names)
+
+
+def test_what_a_grammar_does_not_allow_is_cut_and_another_guess_may_be_the_best() -> None:
+    class Strict(Shape):
+        def count_allowed(self, token_ids: Ordered[int]) -> int:
+            return next((index for index, token_id in enumerate(token_ids) if token_id == 8), len(token_ids))
+
+    speculator = Speculator("auto", 15, 100)
+    speculator.controller = Always(15)
+    asked = sequence([5], prompt=[4, 5, 6, 7, 8, 4])
+    for forced, expected in (([], (6, 7)), ([3, 4], (3, 4))):
+        asked.grammar = Strict(forced)  # type: ignore[assignment]
+        speculator._takes_trees = False
+        assert speculator.propose([replace(asked, output_ids=[5], drafting=None)], 100)[0].token_ids == expected
+    asked.grammar = Strict([])  # type: ignore[assignment]
+    assert speculator.propose([replace(asked, output_ids=[6, 7], drafting=None)], 100)[0].token_ids == ()
+
+
+def test_nobody_is_kept_busy_by_guesses_that_are_not_worth_it() -> None:
+    class Choosy(Always):
+        def needs(self, rows: int) -> array[float]:
+            return array("d", [1, 0.5, 1, 0.5, 3, 1.5, 7, 3.5, 15, 7.5])
+
+    speculator = Speculator("ngram", 15, 100)
+    asked = sequence([5], prompt=[1, 5, 6, 7, 1])
+    assert Kind.NGRAM_SHORT.prior.first < 0.5
+    for controller, number in ((Choosy(15), 0), (Always(15), 1)):
+        speculator.controller = controller
+        drafts = speculator.propose([replace(asked, output_ids=[5], drafting=None)], 100)
+        assert (len(drafts[0].token_ids) > 0) == bool(number)
+
+
+def test_habits_are_bounded_natively(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two generations, as in Python: what was forgotten is not guessed."""
+    monkeypatch.setattr(habit, "MAX_CONTEXTS", 40)
+    native = Speculator("habit", 15, 10_000)
+    native.controller = Always(15)
+
+    def guessed(answer: Ordered[int]) -> int:
+        asked = sequence(answer[:1])
+        found = 0
+        for token_id in answer[1:]:
+            drafts = native.propose([asked], 100)[0].token_ids
+            found += bool(drafts)
+            native.verified(asked, (), [SampledToken(token_id)], 1)
+            asked.output_ids.append(token_id)
+        native.ended(asked)
+        return found
+
+    known = list(range(10, 20))
+    guessed(known)
+    guessed(known)
+    assert guessed(known) > 6
+    for number in range(20):
+        guessed(range(100 + 100 * number, 130 + 100 * number))
+    assert guessed(known) == 0
+
+
+def test_kinds_are_those_that_guess_without_a_model() -> None:
+    assert {kind.source for kind in KINDS} == set(SOURCES)
+    assert {kind for kind in Kind if kind.source in SOURCES} == set(KINDS)
+
+
+# ---- how much is checked, and how often anybody looks ----------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0.0, 2.0), min_size=5, max_size=5),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 0.5),
+    st.integers(0, 15),
+    st.integers(1, 12),
+)
+def test_as_many_guesses_are_checked_as_promise_most(
+    extra: list[float], credit: float, looking: float, limit: int, length: int
+) -> None:
+    speculator = Speculator("ngram", 15, 100)
+    native = speculator._native
+    assert native is not None
+    text = list(range(10, 11 + length))
+    asked = sequence([5, 6], prompt=[5, 6, *text, BREAK_PICTURE], pictures=[len(text) + 2])
+    speculator.controller = Always(15)
+    speculator.propose([asked], 100)
+    (candidate,) = native.candidates(1)
+    assert candidate is not None
+    counts, times = [1, 1, 3, 7, 15], list(itertools.accumulate(extra, initial=1.0))[1:]
+    times[0] = times[1]
+    steps = array("d", itertools.chain.from_iterable(zip(counts, times, strict=True)))
+    best, best_rate = 0, 1.1
+    for number in range(1, min(candidate.length, limit) + 1):
+        step_s = float(np.interp(number, counts[1:], times[1:]))
+        right = candidate.rates.expected(number)
+        risk = min(max(DOUBT * (1.0 - right / number), LEAST_DOUBT), 1.0) * (step_s - 1.0)
+        if risk <= credit and (1.0 + right) / (step_s + looking) > best_rate and candidate.rates.first >= LEAST_RATE:
+            best, best_rate = number, (1.0 + right) / (step_s + looking)
+    chosen, rate = native.choose(steps, 1.0, looking, credit, 1.1, limit)
+    assert rate == pytest.approx(best_rate)
+    assert chosen == best
+
+
+def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() -> None:
+    speculator = Speculator("auto", 15, 100)
+    native = speculator._native
+    assert native is not None
+    looks = []
+    look = native.look
+    native.look = lambda *args: looks.append(1) or look(*args)  # type: ignore[func-returns-value, method-assign]
+
+    def looked(asked: Sequence, steps: int) -> int:
+        looks.clear()
+        for _ in range(steps):
+            speculator.propose([asked], 100)
+            asked.output_ids.append(len(asked.output_ids) % 97)
+        return len(looks)
+
+    asked = sequence([1], session="a")
+    assert looked(asked, 4) == 4
+    assert 20 < looked(asked, 160) < 40
+    speculator.ended(asked)
+    assert looked(sequence([1], session="a"), 4) == 4
+    assert looked(sequence([1], session="b"), 8) <= 4
+
+
+def test_an_engine_that_waited_for_results_to_look_is_never_refused() -> None:
+    """However rarely a look has borne fruit: the wait is what was dear."""
+    speculator = Speculator("ngram", 15, 100, waits=True)
+    native = speculator._native
+    assert native is not None
+    looks = []
+    look = native.look
+    native.look = lambda *args: looks.append(1) or look(*args)  # type: ignore[func-returns-value, method-assign]
+    asked, waits = sequence([1]), 0
+    for _ in range(1000):
+        if speculator.is_due([asked]):
+            waits += 1
+            speculator.propose([asked], 100)
+        asked.output_ids.append(len(asked.output_ids) % 97)
+        speculator.stepped(Plan(512, Room(None, Load())), 0.0, is_usual=False)
+    assert len(looks) == waits > 1000 / 64
+
+
+def test_what_was_guessed_for_a_step_that_was_lost_is_not_guessed_again() -> None:
+    """A sequence was retracted while its tree of drafts was in flight."""
+    native, python = (Speculator("ngram", 15, 100) for _ in range(2))
+    python.sources = [SOURCES["ngram"]()]
+    made = []
+    for speculator in (native, python):
+        speculator.controller = Always(6)
+        asked = sequence([1, 2], prompt=[1, 2, 7, 4, 5, 1, 2, 8, 6, 9, 1, 2])
+        (lost,) = speculator.propose([asked], 100)
+        assert lost.parents is not None
+        asked.output_ids.append(7)
+        made.append((lost, *speculator.propose([asked], 100)))
+    assert made[0] == made[1]
+    assert made[0][0] != made[0][1]
