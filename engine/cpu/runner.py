@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 SHORT: Final = 16
 """Rows of at most so many tokens, decoding and verifying ones among them, are never left to torch."""
 
-LEAST_LOGITS: Final = 16
-"""Rows of logits that memory is kept for at least, from the first step on."""
-
 MOST_AT_ONCE: Final = 64
 """Steps of more tokens are computed layer by layer, telling of progress: on a large model they take seconds."""
 
@@ -74,7 +71,6 @@ class CpuRunner(TorchRunner):
         self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
-        self._logits = torch.empty((0, self.vocab_size))
         self._num_reserved = 0
         self._step = Step(
             slot_table=self.slot_table.data_ptr(),
@@ -99,7 +95,7 @@ class CpuRunner(TorchRunner):
         """See `Runner.step`."""
         wanted = [row for row in rows if row.sampling is not None]
         if not self.chunks_by_torch and all(map(_takes_largest, wanted)):
-            return self._largest(self._run(rows, self._scratch(wanted)), wanted)
+            return self._largest(self.logits(rows), wanted)
         asked = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
         logits = self.logits(rows)
         greedy = plainly_greedy(asked)
@@ -119,11 +115,11 @@ class CpuRunner(TorchRunner):
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
         is_long = [self.chunks_by_torch and len(row.token_ids) > SHORT for row in rows]
         if not any(is_long):
-            return self._run(rows, None)
+            return self._run(rows)
         by_torch = super().logits([row for row, long in zip(rows, is_long, strict=True) if long])
         if all(is_long):
             return by_torch
-        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long], None)
+        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long])
         counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in rows]
         from_torch = torch.tensor(is_long).repeat_interleave(torch.tensor(counts))
         logits = torch.empty((len(from_torch), self.vocab_size))
@@ -178,18 +174,9 @@ class CpuRunner(TorchRunner):
         )
         return [SampledToken(token_id) for token_id in ids]
 
-    def _scratch(self, rows: Sequence[Row]) -> torch.Tensor:
-        """float32 (tokens to sample, vocab) for a step whose logits nobody keeps: the same memory each time."""
-        num = 0
-        for row in rows:
-            num += 1 + len(row.drafted)
-        if num > len(self._logits):
-            self._logits = torch.empty((max(num, LEAST_LOGITS), self.vocab_size))
-        return self._logits
-
-    def _run(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
-        """`logits` by the library, into those given if any are. Its arrays are Python's own: those of numpy cost
-        several times as much to make, and a step has ten.
+    def _run(self, rows: Sequence[Row]) -> torch.Tensor:
+        """`logits` by the library. Its arrays are Python's own: those of numpy cost several times as much to make, and
+        a step has ten.
         """
         rows, shared = self._without_trees(rows)
         table = array("i")  # `Row` of layout.h
@@ -204,8 +191,7 @@ class CpuRunner(TorchRunner):
         num_tokens = len(ids)
         addresses, taps = self._embeddings(rows, ids)
         rotation, rotation_rows = self._rotations(rows)
-        if logits is None:
-            logits = torch.empty((len(ends), self.vocab_size))
+        logits = torch.empty((len(ends), self.vocab_size))
 
         step = self._step
         step.rows, step.num_rows = address(table), len(rows)
