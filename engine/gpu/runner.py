@@ -4,7 +4,8 @@ Steps are graph replays; those larger than any captured one run kernel by kernel
 each step sees what the last one wrote. A drawn token stays on the device, where the next step reads it
 (`FUTURE_TOKEN`), and is copied out behind an event for whoever asks for the result.
 
-Rows with drafts have graphs of their own, without prompts: a step that has both is two replays, one after the other.
+Rows with drafts have graphs of their own, without prompts. A step that has both would be two replays, so the engine is
+asked to send none (`drafts_beside_prompts`).
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class CudaRunner(TorchRunner):
         )
         self.max_drafts = MAX_DRAFTS
         self.drafts_beside_prompts = False  # they have graphs of their own
-        self.takes_trees = False  # they would need a mask of their own, which the kernel was compiled without
+        self.takes_trees = False  # attention of decode rows knows a chain's positions, no tree's mask
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._modules = modules

@@ -37,9 +37,9 @@ struct Rules {
     int32_t max_contexts;                   // habit.py
 };
 
-// A sequence before a step; `Asked` of native_sources.py. It may say `max_tokens` in all. `num_new` tokens were said since the last look, the first
-// `num_said` of them by the step behind it, which checked `checked` of the best proposal; of a tree, `paths` says how much
-// of each proposal, and is 0 of no tree.
+// A sequence before a step; `Asked` of native_sources.py. It may say `max_tokens` in all. `num_new` tokens were said since
+// the last look, the first `num_said` of them by the step behind it, which checked `checked` of the best proposal; of a
+// tree, `paths` says how much of each proposal, and is 0 of no tree.
 struct Sequence;
 struct Asked {
     Sequence* sequence;

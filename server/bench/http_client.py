@@ -1,12 +1,9 @@
 """The HTTP/1.1 client of all benchmarks: little of its own time, since that is measured too.
 
-A client that falls behind reads several events at once, and then tells its own pace as the server's. On a machine with
-an H200, `beholder bench load` with httpx saw 48.6 requests/s and a TTFT of 364 ms (p50) at 64 clients where a lighter
-client saw 55.2 and 164 from the same server, at 7,000 events a second; and at 5,800 a second most gaps of
-`beholder bench interference` were 0. So bytes are stamped and decoded where they are read, by
-`asyncio.BufferedProtocol`, a reader wakes once a read, and there is one timer a response. Of 64 streams with a read an
-event, an event takes 18 µs of a core where httpx took 83; asked for 16,000 events a second, this client takes them as
-they come, where httpx took 7,200. Connections are kept for the next request.
+A client that falls behind reads several events at once, and then tells its own pace as the server's: httpx takes 83 µs
+of a core an event, and a GPU's server sends 7,000 a second (docs/performance.md). So bytes are stamped and decoded
+where they are read, by `asyncio.BufferedProtocol`, a reader wakes once a read, and there is one timer a response: 18 µs.
+Connections are kept for the next request.
 
 The server is reached directly: no proxy, no redirects.
 """

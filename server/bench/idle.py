@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SETTLING_STEPS: Final = 16
 WARM_PICTURES: Final = 3
-"""Of the size of all others: so many come before there is a graph for it."""
+"""Of the size of all others: the second is captured, the third replays."""
 PICTURE_TOKENS: Final = 16
 ROOM: Final = 8
 """Rows beside the streams, for pictures."""
