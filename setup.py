@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the native step of CPUs is compiled where that can be, and left out elsewhere."""
+"""What pyproject.toml cannot say: native code (steps of CPUs, sources of drafts) is compiled where that can be."""
 
 import platform
 import sys

@@ -60,14 +60,21 @@ def kv_size(
             f"max_context is {config.max_context}, but {config.model} was made for at most {longest} tokens"
         )
     if reserved is not None:
-        free = max(free - reserved, 0)
-        chosen = free // token_bytes
+        left = max(free - reserved, 0)
+        free = free if config.kv_tokens else left  # whoever names a number knows how large their pictures are
+        chosen = left // token_bytes
+        if not chosen and not config.kv_tokens:
+            raise ModelError(
+                f"no memory is left for keys and values: steps and pictures may need {reserved >> 20} MiB beside the "
+                "weights. Set max_picture_tokens, max_batched_tokens or max_running lower, or kv_tokens if pictures are "
+                "small"
+            )
     else:
         chosen = min(CPU_KV_TOKENS, free // 4 // token_bytes) if is_cpu else free * 4 // 5 // token_bytes
     kv_tokens = config.kv_tokens or max(chosen, config.max_context, 1)
     if kv_tokens * token_bytes > free:
         name = "kv_tokens" if config.kv_tokens or not config.max_context else "max_context"
-        beside = f" beside {reserved >> 20} MiB for steps and pictures" if reserved else ""
+        beside = f" beside {reserved >> 20} MiB for steps and pictures" if reserved and not config.kv_tokens else ""
         raise ModelError(
             f"{name} is {kv_tokens}, which takes {kv_tokens * token_bytes >> 20} MiB of memory, but {free >> 20} MiB "
             f"are free{beside}"

@@ -118,12 +118,12 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
         raise ModelError(f"{name} is set, but no model guesses on a GPU yet; leave it out, or set device to cpu")
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
-    model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
-    family = FAMILIES[model_type]
     modules = None
-    if device.type == "cuda" and is_usable(dtype, head_dim := family.config(checkpoint).head_dim):
-        modules = Modules(dtype, head_dim)
     with contextlib.closing(checkpoint), torch.inference_mode():
+        model_type = checkpoint.config.choice("model_type", tuple(FAMILIES))
+        family = FAMILIES[model_type]
+        if device.type == "cuda" and is_usable(dtype, head_dim := family.config(checkpoint).head_dim):
+            modules = Modules(dtype, head_dim)
         model = family.language(checkpoint)
         encoder = family.encoder(checkpoint)
         checkpoint.finish()

@@ -60,6 +60,8 @@ def main() -> None:
         grammars = Grammars(config.model, runner.vocab_size)
         grammars.load_ahead()  # in a thread, while this one waits for compilers
         runner.warm_up(lap)
+        grammars.warm_up()
+        lap("grammars")
         costs = measure(runner, batched_tokens(config, runner)) if config.ttft_target_ms > 0 else None
         lap("measuring")
         config = with_vision_cache(config, runner)
@@ -69,8 +71,6 @@ def main() -> None:
         child.fail_unforeseen(error)
     runner.report_to(child.beat)
     engine = Engine(config, runner, costs=costs, grammars=grammars)
-    grammars.warm_up()
-    lap("grammars")
     loop = EngineLoop(engine, child, inbox)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step

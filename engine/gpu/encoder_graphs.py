@@ -231,7 +231,11 @@ class EncoderGraphs:
             if count < PATIENCE:
                 return None
             self._make_room()
-            self._add(batch)
+            try:
+                self._add(batch)
+            except torch.OutOfMemoryError:
+                logger.warning("pictures of shape %s are encoded without a graph", tuple(shape), exc_info=True)
+                return None
         self._captured.move_to_end(shape)
         return self._captured[shape]
 

@@ -6,6 +6,7 @@ Which kernels, and for which types and sizes, is found out by running the work i
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 MOST_THREADS: Final = 16
+
+logger = logging.getLogger("beholder.engine")
 
 
 def compile_launched(work: Callable[[], object]) -> int:
@@ -31,8 +34,11 @@ def compile_launched(work: Callable[[], object]) -> int:
     def build(kernel: tuple[JITFunction[Any], str]) -> None:
         torch.cuda.set_device(device)
         function, specialisation = kernel
-        compiled: Any = function.preload(specialisation)
-        compiled.run  # noqa: B018  its launcher is compiled, and the kernel sent to the device, at the first look
+        try:
+            compiled: Any = function.preload(specialisation)
+            compiled.run  # noqa: B018  its launcher is compiled, and the kernel sent to the device, at the first look
+        except Exception:  # whoever launches it gets the error
+            logger.debug("%s is not compiled ahead", function, exc_info=True)
 
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "triton") as threads:
         list(threads.map(build, found))

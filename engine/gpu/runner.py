@@ -214,7 +214,7 @@ class CudaRunner(TorchRunner):
         try:
             if self.graphs is not None and self._captures_more and self._capture_next(self.graphs):
                 return True
-        except RuntimeError:  # such as no memory: what is captured serves
+        except Exception:  # such as no memory, or a kernel that does not compile: what is captured serves
             logger.warning("no more graphs are captured", exc_info=True)
             self._captures_more = False
         self._modules.look()

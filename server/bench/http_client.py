@@ -2,8 +2,8 @@
 
 A client that falls behind reads several events at once, and then tells its own pace as the server's: httpx takes 83 µs
 of a core an event, and a GPU's server sends 7,000 a second (docs/performance.md). So bytes are stamped and decoded
-where they are read, by `asyncio.BufferedProtocol`, a reader wakes once a read, and there is one timer a response: 18 µs.
-Connections are kept for the next request.
+where they are read, by `asyncio.BufferedProtocol`, a reader wakes once a read, and there is one timer a response: 18
+µs. Connections are kept for the next request.
 
 The server is reached directly: no proxy, no redirects.
 """

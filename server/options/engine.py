@@ -89,7 +89,7 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
             "earlier answers (echo), the answer's grammar, what the model keeps saying (habit), a smaller model "
             "(draft-model), a head trained for the model (head); auto: all that there are, where it pays. On a GPU no "
-            "model guesses yet. No guess changes an answer."
+            "model guesses yet. No guess changes an answer but by rounding, where larger steps round otherwise."
         ),
     ] = "auto"
     draft_model: Annotated[

@@ -85,9 +85,12 @@ def test_where_needs_are_known_the_pool_takes_what_they_leave() -> None:
 
     assert sized(64 * GIB, 4 * GIB).kv_tokens == 60 * GIB // token_bytes
     assert sized(64 * GIB, 4 * GIB, kv_tokens=500) == KVSize(500, 500)
-    with pytest.raises(ModelError, match=r"kv_tokens is 600000, .* but 61440 MiB are free beside 4096 MiB for steps"):
+    assert sized(3 * GIB, 4 * GIB, kv_tokens=500) == KVSize(500, 500)
+    with pytest.raises(ModelError, match=r"kv_tokens is 600000, .* but 65536 MiB are free$"):
         sized(64 * GIB, 4 * GIB, kv_tokens=600_000)
-    with pytest.raises(ModelError, match="but 0 MiB are free beside 4096 MiB"):
+    with pytest.raises(ModelError, match=r"max_context is 250000, .* but 20480 MiB are free beside 4096 MiB for steps"):
+        sized(24 * GIB, 4 * GIB, max_context=250_000)
+    with pytest.raises(ModelError, match=r"may need 4096 MiB beside the weights. Set max_picture_tokens, "):
         sized(3 * GIB, 4 * GIB)
 
 

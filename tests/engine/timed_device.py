@@ -3,8 +3,7 @@
     host     │ schedule, launch n + 1 │ waits │ takes results of n │ …        `Time.now_s` is the host's clock
     device   │ slices of n │ step n ────────────│ slices of n + 1 │ …        works on behind it
 
-Times are those that docs/performance.md tells of an H200 at the time. What the engine learns of them it learns as on a GPU: by the clock, from when
-results come.
+Times are those of an H200. What the engine learns of them it learns as on a GPU: by the clock, from when results come.
 """
 
 from __future__ import annotations

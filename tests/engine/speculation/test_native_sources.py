@@ -18,15 +18,23 @@ from engine.batch import SampledToken
 from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.speculation import habit
-from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
+from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS
 from engine.speculation.drafting import Kind
-from engine.speculation.lengths import Always, Candidate
-from engine.speculation.native_sources import KINDS, library
-from engine.speculation.speculator import SOURCES, Speculator
+from engine.speculation.lengths import NUM_NEEDS, Always, Candidate
+from engine.speculation.native_sources import BRANCHES, KINDS, library
+from engine.speculation.speculator import MAX_BRANCHES, SOURCES, Speculator
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
 from engine.step_costs import Load
 from tests.engine.speculation.test_sources import sequence
+
+
+def test_what_the_library_counts_on_stands_in_python_as_well() -> None:
+    """Lengths of chains, pairs of what they need, branches: constants of `guesses.cpp`."""
+    assert LENGTHS == (1, 3, 7, 15)
+    assert NUM_NEEDS == 1 + len(LENGTHS) == 5
+    assert BRANCHES == 1 + MAX_BRANCHES == 4
+
 
 pytestmark = pytest.mark.skipif(library() is None, reason="guesses.cpp was not built: there is no C++ compiler")
 
