@@ -66,8 +66,8 @@ def kv_size(
         if not chosen and not config.kv_tokens:
             raise ModelError(
                 f"no memory is left for keys and values: steps and pictures may need {reserved >> 20} MiB beside the "
-                "weights. Set max_picture_tokens, max_batched_tokens or max_running lower, or kv_tokens if pictures are "
-                "small"
+                "weights. Set max_picture_tokens, max_batched_tokens or max_running lower, or kv_tokens if pictures "
+                "are small"
             )
     else:
         chosen = min(CPU_KV_TOKENS, free // 4 // token_bytes) if is_cpu else free * 4 // 5 // token_bytes

@@ -8,5 +8,5 @@ quarter of a millisecond need. Where sources differ, their guesses may share a r
 are guesses of the same token.
 
 A draft never changes what a request says: every token is drawn as without drafts, with its own noise, penalties and
-masks, and the guesses only decide how many of the drawn tokens one step may keep (docs/performance.md, "Speculation").
+masks, and the guesses only decide how many of the drawn tokens one step keeps (docs/performance.md, "Speculation").
 """
