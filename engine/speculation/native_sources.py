@@ -172,8 +172,10 @@ class Told:
         self.asked.paths[: len(paths)] = paths
 
     def said(self, output_ids: Ordered[int], forced: Ordered[int] = ()) -> None:
-        """What the sequence has said, and what its grammar forces."""
-        first, count, asked = self.num_output, len(output_ids), self.asked
+        """What the sequence has said, and what its grammar forces. An answer that a stop string has cut since has said
+        nothing new.
+        """
+        first, count, asked = self.num_output, max(len(output_ids), self.num_output), self.asked
         if count == first + 1 and not forced:
             self._ids[0] = output_ids[first]
         else:

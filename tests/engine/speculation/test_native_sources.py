@@ -26,6 +26,8 @@ from engine.speculation.speculator import MAX_BRANCHES, SOURCES, Speculator
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
 from engine.step_costs import Load
+from tests.engine.driving import Driver, Told, request
+from tests.engine.fake_runner import FakeRunner
 from tests.engine.speculation.test_sources import sequence
 
 
@@ -320,3 +322,34 @@ def test_what_was_guessed_for_a_step_that_was_lost_is_not_guessed_again() -> Non
         made.append((lost, *speculator.propose([asked], 100)))
     assert made[0] == made[1]
     assert made[0][0] != made[0][1]
+
+
+def test_an_answer_that_a_stop_string_cuts_ends_as_any_other() -> None:
+    """What was said behind the cut was told already."""
+    native, python = (Speculator("auto", 15, 100) for _ in range(2))
+    python._native = None
+    assert native._native is not None
+    for speculator in (native, python):
+        for cut in (0, 3, 11, 12):
+            asked = sequence([], session="a", prompt=[1, 2, 3])
+            for token_id in [5, 6, 7, 8] * 3:
+                asked.output_ids.append(token_id)
+                speculator.propose([asked], 100)
+            del asked.output_ids[cut:]
+            speculator.ended(asked)
+        asked = sequence([5, 6], session="a", prompt=[1, 2, 3])
+        (guesses,) = speculator.propose([asked], 100)
+        assert guesses.token_ids[:2] in ((), (7,), (7, 8))
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7])
+def test_an_engine_goes_on_after_a_stop_behind_what_sources_were_told(cut: int) -> None:
+    driver = Driver(FakeRunner(num_slots=2000, max_positions=400), speculation="auto")
+    for number in range(4):
+        wanted = request(f"r{number}", [1, 2, 3, 4], max_tokens=60)
+        driver.submit(wanted)
+        while len(driver.told.get(wanted.request_id, Told()).ids) < 9:
+            driver.step()
+        driver.engine.stop(wanted.request_id, cut)
+        driver.finish()
+    assert driver.engine.stats().kv_slots_used == 0
