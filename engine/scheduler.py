@@ -129,11 +129,7 @@ class Scheduler:
         """Whether the next step may have drafts: where the runner does not take them beside prompts, only while nobody
         has a prompt to compute.
         """
-        return self._drafts_beside_prompts or self._decodes_alone
-
-    @property
-    def _decodes_alone(self) -> bool:
-        return not len(self.waiting) and all(other.is_decoding and not other.is_ending for other in self.running)
+        return self._drafts_beside_prompts or self._are_alone(self._decoding())
 
     def schedule(self, now_s: float) -> Plan:
         """Choose the next step: give its tokens slots, and hold the pictures that it reads."""
@@ -195,9 +191,12 @@ class Scheduler:
         if not decoding:
             return
         drafts = [NO_DRAFTS] * len(decoding)
-        if self.may_draft and self.speculator is not None and not any(sequence.num_pending for sequence in decoding):
+        are_alone = self._are_alone(decoding)
+        may_draft = self.speculator is not None and (are_alone or self._drafts_beside_prompts)
+        if may_draft and not any(sequence.num_pending for sequence in decoding):
             # Guesses must not keep prompts waiting, nor take the slots that the sequences themselves ask for.
-            budget = plan.budget if self._decodes_alone else plan.budget // MAX_DRAFT_SHARE
+            assert self.speculator is not None
+            budget = plan.budget if are_alone else plan.budget // MAX_DRAFT_SHARE
             room = min(budget, self.kv.num_available) - len(decoding)
             drafts = self.speculator.propose(decoding, max(room, 0))
         counts = [1 + len(guesses.token_ids) for guesses in drafts]
@@ -222,6 +221,10 @@ class Scheduler:
 
     def _decoding(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.is_decoding and not sequence.is_ending]
+
+    def _are_alone(self, decoding: Ordered[Sequence]) -> bool:
+        """Whether nobody has anything to compute but those that decode."""
+        return len(decoding) == len(self.running) and not len(self.waiting)
 
     def _continue_prompts(self, plan: Plan) -> None:
         """A chunk for each running sequence whose prompt is not done, oldest first."""
