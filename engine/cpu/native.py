@@ -6,7 +6,6 @@ Knows nothing of rows and requests: `engine.cpu.runner` does.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from array import array
 from functools import cache
 from typing import Any, Final
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.extension import opened
 from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
@@ -107,12 +107,8 @@ class Step(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The library; None where it was not built, cannot be loaded, or was built from another version of step.cpp."""
-    found = importlib.util.find_spec("engine.cpu._step")
-    if found is None or found.origin is None:
-        return None
-    try:
-        loaded = ctypes.CDLL(found.origin)
-    except OSError:
+    loaded = opened("engine.cpu._step", ctypes.CDLL)
+    if loaded is None:
         return None
     loaded.beholder_version.restype = ctypes.c_int
     if loaded.beholder_version() != VERSION:

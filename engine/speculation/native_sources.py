@@ -8,12 +8,12 @@ What they remember beyond an answer stays with `Echo`: it is asked only when ans
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from array import array
 from collections.abc import Sequence as Ordered
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from engine.extension import opened
 from engine.speculation import acceptance, continuations, echo, habit, ngram
 from engine.speculation.acceptance import Rates
 from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
@@ -119,14 +119,8 @@ def library() -> ctypes.PyDLL | None:
     """The library; None where it was not built, cannot be loaded, or was built from another version of guesses.cpp. Its
     calls are too short to let go of Python's lock.
     """
-    found = importlib.util.find_spec("engine.speculation._guesses")
-    if found is None or found.origin is None:
-        return None
-    try:
-        loaded = ctypes.PyDLL(found.origin)
-    except OSError:
-        return None
-    if loaded.beholder_guesses_version() != VERSION:
+    loaded = opened("engine.speculation._guesses", ctypes.PyDLL)
+    if loaded is None or loaded.beholder_guesses_version() != VERSION:
         return None
     for name, result, arguments in (
         ("new", _P, (_P,)),
