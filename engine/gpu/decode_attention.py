@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.gpu import decode_kernels
+from preprocess.blocks.fusion import power_of_two
 
 BLOCK_KEYS: Final = 64
 PROGRAMS: Final = 264
@@ -58,7 +59,7 @@ def part_keys(lengths: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int32
 
 def most_queries(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
     """Tokens of a row that one program has room for; more of them are read as several rows."""
-    return max(1, _MOST_VALUES // (_power_of_two(num_heads // num_kv_heads) * head_dim))
+    return max(1, _MOST_VALUES // (power_of_two(num_heads // num_kv_heads) * head_dim))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +115,12 @@ class DecodeAttention:
     def _num_cells(self, rows: int, queries: int) -> int:
         """Places of what parts of a step leave: one for each query head of a token."""
         parts = rows * num_parts(rows, self._num_kv_heads)
-        return parts * self._num_kv_heads * _power_of_two(self._group * queries)
+        return parts * self._num_kv_heads * power_of_two(self._group * queries)
 
     def read(self, layer: int, rows: DecodeRows, query: torch.Tensor, out: torch.Tensor) -> None:
         """One layer's attention, (rows * queries, heads, head_dim) each; the rows' own keys are in the pool."""
         count = len(rows.part_keys)
-        filled = _power_of_two(self._group * rows.queries)
+        filled = power_of_two(self._group * rows.queries)
         decode_kernels.attend[(self._num_kv_heads, count, num_parts(count, self._num_kv_heads))](
             query,
             self._layers[layer],
@@ -159,7 +160,3 @@ class DecodePart:
     def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
         """See `engine.attention.flashinfer_backend.Part`."""
         self.attention.read(layer, self.rows, query, out)
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()

@@ -22,6 +22,7 @@ import torch
 from engine.gpu import expert_kernels
 from engine.gpu.skinny import Tiles, skinny
 from engine.models.experts import Experts
+from preprocess.blocks.fusion import power_of_two
 
 FEW_TOKENS: Final = 4
 """So many rarely share an expert: 4 tokens that take 8 of 128 each read 6 % less where they do."""
@@ -87,7 +88,7 @@ def run_pairs(experts: Experts, x: torch.Tensor, tiles: ExpertTiles, router: Til
         ROWS=tiles.rows,
         COLUMNS=tiles.gate_up.columns,
         DEPTH=tiles.gate_up.depth,
-        BLOCK=_power_of_two(count),
+        BLOCK=power_of_two(count),
         num_warps=tiles.gate_up.warps,
         num_stages=tiles.gate_up.stages,
     )
@@ -121,7 +122,7 @@ def run_blocks(experts: Experts, x: torch.Tensor, tiles: ExpertTiles, *, in_part
     device = x.device
     rows = tiles.rows
     num_blocks = min(num_pairs, -(-num_pairs // rows) + count)
-    block = _power_of_two(count)
+    block = power_of_two(count)
     logits = experts.router(x)
     weights = torch.empty(num_pairs, dtype=torch.float32, device=device)
     chosen = torch.empty(num_pairs, dtype=torch.int32, device=device)
@@ -188,12 +189,8 @@ def run_blocks(experts: Experts, x: torch.Tensor, tiles: ExpertTiles, *, in_part
     if in_parts:
         return results
     out = torch.empty_like(x)
-    width = min(1024, _power_of_two(hidden))
+    width = min(1024, power_of_two(hidden))
     expert_kernels.combine[(tokens, -(-hidden // width))](
         results, weights, out, hidden, TOP_K=top_k, BLOCK=width, num_warps=4
     )
     return out
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()

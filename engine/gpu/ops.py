@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.gpu import kernels
+from preprocess.blocks.fusion import power_of_two
 
 
 def rotate_and_write(
@@ -47,7 +48,7 @@ def rotate_and_write(
         eps,
         NORM=norm_weight is not None,
         HALF=dim // 2,
-        BLOCK=_power_of_two(dim // 2),
+        BLOCK=power_of_two(dim // 2),
         HEADS=group,
         num_warps=1 if group == 1 else 4,
     )
@@ -81,7 +82,3 @@ def decode_inputs(
     kernels.decode_inputs[(-(-count // 128),)](
         ids, table_rows, positions, future, table, token_ids, slots, count, table.shape[1], BLOCK=128, num_warps=4
     )
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()

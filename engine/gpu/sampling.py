@@ -14,6 +14,7 @@ import torch
 from engine.batch import RowSampling
 from engine.gpu import kernels
 from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, is_changed, is_filtered, noise_key
+from preprocess.blocks.fusion import power_of_two
 from preprocess.wire import SamplingParams
 
 BLOCK: Final = 2048
@@ -73,7 +74,7 @@ def draw(
     kernels.draw_blocks[(rows, num_blocks)](
         logits, temperatures, keys, best, best_ids, vocab, num_blocks, BLOCK=BLOCK, num_warps=4
     )
-    block = 1 << (num_blocks - 1).bit_length()
+    block = power_of_two(num_blocks)
     kernels.draw_rows[(rows,)](best, best_ids, tokens, future, table_rows, num_blocks, BLOCK=block, num_warps=1)
 
 

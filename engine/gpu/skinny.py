@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from engine.gpu import skinny_kernels
+from preprocess.blocks.fusion import power_of_two
 
 MOST_ROWS: Final = 8
 """With more, a library's kernels read the weights as fast."""
@@ -95,7 +96,7 @@ def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torc
     """Adds the sum of parts (splits, rows, width) to `residual` in place; the sum's RMS norm (rows, width)."""
     rows, width = residual.shape
     out = torch.empty_like(residual)
-    block = 1 << (width - 1).bit_length()
+    block = power_of_two(width)
     skinny_kernels.add_parts_rms_norm[(rows,)](
         parts,
         residual,

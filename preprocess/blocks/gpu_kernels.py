@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from preprocess.blocks.fusion import power_of_two
+
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotate(
@@ -53,7 +55,7 @@ def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
         heads.stride(0),
         heads.stride(1),
         HALF=dim // 2,
-        BLOCK=1 << (dim // 2 - 1).bit_length(),
+        BLOCK=power_of_two(dim // 2),
         HEADS=group,
         num_warps=4,
     )
@@ -86,7 +88,7 @@ def layer_norm(
     x = x.contiguous()
     width = x.shape[-1]
     out = torch.empty_like(x)
-    block = 1 << (width - 1).bit_length()
+    block = power_of_two(width)
     _layer_norm[(x.numel() // width,)](
         x,
         x if into is None else into,
@@ -124,7 +126,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, into: torch.T
     x = x.contiguous()
     width = x.shape[-1]
     out = torch.empty_like(x)
-    block = 1 << (width - 1).bit_length()
+    block = power_of_two(width)
     _rms_norm[(x.numel() // width,)](
         x,
         x if into is None else into,
@@ -158,7 +160,7 @@ def silu_mul(gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.T
     gate_up = gate_up.contiguous()
     inner = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], inner), dtype=gate_up.dtype, device=gate_up.device)
-    block = min(1024, 1 << (inner - 1).bit_length())
+    block = min(1024, power_of_two(inner))
     _silu_mul[(out.numel() // inner, -(-inner // block))](
         gate_up,
         gate_up if bias is None else bias,

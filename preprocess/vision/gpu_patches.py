@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from preprocess.blocks.fusion import power_of_two
 from preprocess.vision.normalisation import Normalisation
 from preprocess.vision.patches import Grid
 
@@ -121,7 +122,7 @@ def cut(
         PATCH=patch,
         MERGE=grid.merge,
         WINDOWS=grid.window > 0,
-        BLOCK=_power_of_two(width),
+        BLOCK=power_of_two(width),
         num_warps=4,
     )
     return out
@@ -169,7 +170,7 @@ def axial_rotation(
         grid.window,
         math.log2(theta),
         HALF=head_dim // 2,
-        BLOCK=_power_of_two(head_dim // 2),
+        BLOCK=power_of_two(head_dim // 2),
         MERGE=grid.merge,
         WINDOWS=grid.window > 0,
         num_warps=1,
@@ -226,7 +227,7 @@ def add_positions_(x: torch.Tensor, table: torch.Tensor, grid: Grid, side: int) 
         side,
         width,
         MERGE=grid.merge,
-        BLOCK=_power_of_two(width),
+        BLOCK=power_of_two(width),
         num_warps=4,
     )
     return x
@@ -244,7 +245,3 @@ def window_order(grid: Grid, device: torch.device) -> torch.Tensor:
     out = torch.empty(grid.tokens, dtype=torch.int64, device=device)
     _order[(-(-grid.tokens // 256),)](out, grid.rows, grid.columns, grid.window, BLOCK=256, num_warps=4)
     return out
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()

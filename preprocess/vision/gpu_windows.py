@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from preprocess.blocks.fusion import power_of_two
+
 MOST_PATCHES: Final = 64
 """Of a window; smaller ones take as long."""
 
@@ -150,7 +152,7 @@ def attend_in_windows(
         size_2,
         size_3,
         HALF=dim // 2,
-        BLOCK=max(16, 1 << (dim // 2 - 1).bit_length()),  # at least what matrix units take
+        BLOCK=max(16, power_of_two(dim // 2)),  # at least what matrix units take
         ROWS=MOST_PATCHES,
         num_warps=4,
     )
