@@ -148,7 +148,7 @@ class TimedRunner:
 
     def prompt_size(self, tokens: int) -> int:
         """See `Runner.prompt_size`."""
-        return next(size for size in PROMPT_SIZES if size >= tokens)
+        return next((size for size in PROMPT_SIZES if size >= tokens), tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """At once."""
