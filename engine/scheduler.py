@@ -222,7 +222,8 @@ class Scheduler:
                 continue
             queue.arrivals_s.append(sequence.arrived_s)
             queue.prompt_tokens += sequence.num_tokens - sequence.num_computed
-            queue.encoding_s += self.encodings.left_s(sequence, counted)
+            if queue.encoding_s < self.budget.enough_s:
+                queue.encoding_s += self.encodings.left_s(sequence, counted)
         return queue
 
     def _decoding(self) -> list[Sequence]:

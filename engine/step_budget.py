@@ -73,7 +73,8 @@ class Queue:
     Attributes:
         arrivals_s: When each came, by `StepBudget.now_s`.
         prompt_tokens: Of all, that are not computed yet; some may be cached.
-        encoding_s: What encoding the rest of their pictures takes, by the costs.
+        encoding_s: What encoding the rest of their pictures takes, by the costs; or of some, if that is
+            `StepBudget.enough_s`.
     """
 
     arrivals_s: list[float] = field(default_factory=list)
@@ -183,6 +184,11 @@ class StepBudget:
         """Whether steps are bounded by time."""
         return self.costs is not None
 
+    @property
+    def enough_s(self) -> float:
+        """Work of a queue beyond which it makes no difference."""
+        return 2 * QUEUE * self._ttft_target_s
+
     def pace(self, rows: int) -> tuple[float, float] | None:
         """Seconds of a step in which so many rows decode, alone and at most with others' work; None: not bounded."""
         if self.costs is None:
@@ -208,7 +214,7 @@ class StepBudget:
         alone_s = self._needed_s(decode_s, most_s, queue, max(soon_s - longest_s, soon_s / 2))
         steady_s = left_s = min(max(steady_s, alone_s), most_s)
         if crowd > 1.0:
-            needed_s = self._needed_s(decode_s, most_s, queue, 2 * QUEUE * self._ttft_target_s / crowd)
+            needed_s = self._needed_s(decode_s, most_s, queue, self.enough_s / crowd)
             left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
