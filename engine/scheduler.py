@@ -161,6 +161,8 @@ class Scheduler:
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """The sequence ends. `keep`: what it computed stays for others."""
+        if sequence.output_ids:
+            self.budget.answered(sequence.num_prompt_tokens - (sequence.num_cached or 0), len(sequence.output_ids))
         if sequence.state is State.RUNNING:
             self._leave(sequence, keep=keep)
         else:
@@ -224,6 +226,7 @@ class Scheduler:
             queue.prompt_tokens += sequence.num_tokens - sequence.num_computed
             if queue.encoding_s < self.budget.enough_s:
                 queue.encoding_s += self.encodings.left_s(sequence, counted)
+        queue.rows = min(len(self.running) + len(self.waiting), self.max_running)
         return queue
 
     def _decoding(self) -> list[Sequence]:

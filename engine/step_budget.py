@@ -16,6 +16,13 @@ queue that comes at a steady rate is served at that rate, and little throughput 
 One who comes while the last one is nearly served makes no queue: each counts by how long he has waited. Where steps
 overlap one alone has room for being served `SOON`, within bounds that are close together.
 
+Where steps overlap prompts are spread besides. A device reads its weights for each step, and a chunk of some hundred
+tokens beside decoding costs little more than that; a whole prompt costs its products. Clients that were answered
+together ask together, and if all their prompts were taken first, all would decode alone afterwards, and so on:
+
+    a prompt a step     │ d+P │ d+P │ d+P │ d+P │ d │ d │ d │ d │      d: decoding, P: a prompt, p: half of one
+    spread              │ d+p │ d+p │ d+p │ d+p │ d+p │ d+p │ …        as often as a row ends and another one comes
+
 A step begins one new picture at most. Where nobody decodes it takes everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
@@ -27,6 +34,7 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,6 +64,12 @@ QUEUE: Final = 0.4
 """Two are to be served within this part of it; more of them as much sooner as they are more."""
 MOST_SHARE: Final = 0.9
 """Of the time; decoding gets the rest, however long the queue."""
+EVEN: Final = 1.1
+"""Prompts may come this much faster than rows end, so that rows do not stand empty."""
+HARDLY: Final = 1.5
+"""Steps whose prompts take so many times as long as their decoding serve a queue hardly later than longer ones."""
+NEWEST_ANSWERS: Final = 64
+"""So many requests tell how long prompts and answers are."""
 SHARE: Final = 0.25
 """Who has waited for this part of the longest time counts in full."""
 NEW_PICTURES: Final = 1
@@ -75,11 +89,13 @@ class Queue:
         prompt_tokens: Of all, that are not computed yet; some may be cached.
         encoding_s: What encoding the rest of their pictures takes, by the costs; or of some, if that is
             `StepBudget.enough_s`.
+        rows: That will decode when all have been served, as far as there is room for them.
     """
 
     arrivals_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     encoding_s: float = 0.0
+    rows: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +107,7 @@ class Room:
         target_s: How long it should take; infinite where nobody decodes.
         left_s: Of that.
         pictures: How many more may be begun.
+        most_tokens: Of prompts, whatever the time.
     """
 
     costs: Costs | None
@@ -98,6 +115,7 @@ class Room:
     target_s: float = math.inf
     left_s: float = math.inf
     pictures: int = sys.maxsize
+    most_tokens: int = sys.maxsize
 
     @property
     def is_bounded(self) -> bool:
@@ -112,8 +130,9 @@ class Room:
     def tokens(self, most: int) -> int:
         """How many more tokens of prompts fit, `most` at most."""
         costs, taken = self.costs, self.load.prompt_tokens
+        most = min(most, self.most_tokens - taken)
         if not self.is_bounded or costs is None or most <= 0:
-            return most
+            return max(most, 0)
         until_s = costs.prompt_s(taken) + self.left_s
         if not self._has_taken:
             until_s = max(until_s, costs.prompt_s(LEAST_CHUNK))
@@ -173,6 +192,8 @@ class StepBudget:
         self.now_s = 0.0
         self.steps_over_target = 0
         self.encoder_slices = 0
+        self._answers = Answers()
+        self._overlaps = overlaps
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
         self._steady, self._hurry, self._unseen_s = (
@@ -219,7 +240,21 @@ class StepBudget:
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
             left_s = max(left_s, max(steady_s, (self._steady - 1.0) * decode_s) * (1.0 + GROWS * late))
-        return Room(self.costs, load, decode_s + steady_s, left_s, NEW_PICTURES)
+        return Room(self.costs, load, decode_s + steady_s, left_s, NEW_PICTURES, self._even_tokens(decode_s, queue))
+
+    def answered(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """A request ended for which so many tokens of its prompt were computed, and so many of an answer said."""
+        self._answers.add(prompt_tokens, answer_tokens)
+
+    def _even_tokens(self, decode_s: float, queue: Queue) -> int:
+        """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, and at
+        least those that take `HARDLY` times as long as decoding.
+        """
+        assert self.costs is not None
+        if not self._overlaps:
+            return sys.maxsize
+        even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
+        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), HARDLY * decode_s, key=self.costs.prompt_s))
 
     def _room_s(self, decode_s: float, steady: float) -> float:
         """Beside decoding, as far as the target says."""
@@ -272,6 +307,21 @@ class StepBudget:
         if room.load.rows:
             self.steps_over_target += elapsed_s > room.target_s
             self.encoder_slices += sum(count for _, count in room.load.slices)
+
+
+class Answers:
+    """What the newest requests that have ended asked of steps."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[int, int]] = deque(maxlen=NEWEST_ANSWERS)  # tokens of prompt and answer
+        self.prompt_tokens_each = 0.0
+        """Tokens of prompts that were computed for one of an answer."""
+
+    def add(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """One more."""
+        self._newest.append((prompt_tokens, answer_tokens))
+        prompts, answers = map(sum, zip(*self._newest, strict=True))
+        self.prompt_tokens_each = prompts / max(answers, 1)
 
 
 def _crowd(waited_s: Sequence[float]) -> float:

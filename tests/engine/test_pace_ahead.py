@@ -52,3 +52,11 @@ def test_clients_that_ask_again_and_again_are_answered_as_often_as_without_a_tar
     kept, given_up = closed_loop(Server.of(shape), clients), closed_loop(Server.of(shape, ttft_target_ms=0), clients)
     assert kept.requests_per_s >= 0.985 * given_up.requests_per_s
     assert kept.ttft_p50_ms <= 1.45 * given_up.ttft_p50_ms
+
+
+@pytest.mark.parametrize(("shape", "more"), [(QWEN3_VL_2B, 1.02), (QWEN3_VL_8B, 1.05)])
+def test_clients_that_would_ask_together_for_good_are_answered_more_often_where_prompts_are_spread(
+    shape: Shape, more: float
+) -> None:
+    kept, given_up = closed_loop(Server.of(shape), 64), closed_loop(Server.of(shape, ttft_target_ms=0), 64)
+    assert kept.requests_per_s >= more * given_up.requests_per_s

@@ -271,6 +271,41 @@ def test_where_steps_overlap_only_shorter_ones_are_unseen(monkeypatch: pytest.Mo
     assert timed(runner=LateRunner()).engine.budget.pace(1) == (10 * MS, 15 * MS)
 
 
+def test_where_steps_overlap_prompts_are_spread_over_the_steps_that_answers_take() -> None:
+    """However long a queue: at the rate at which rows end, and at least for `HARDLY` times as long as decoding."""
+    table = Table(token_s=0.07 * MS)
+    long = Queue([0.0] * 30, 6000, 0.0, rows=20)
+    budget = StepBudget(table, overlaps=True)
+    budget.now_s = 10.0
+    at_least = int(step_budget.HARDLY * 10 / 0.07)
+    assert budget.open(4, 4, long).tokens(6000) == at_least
+    for _ in range(step_budget.NEWEST_ANSWERS):
+        budget.answered(1000, 10)
+    assert budget.open(4, 4, long).tokens(6000) == round(step_budget.EVEN * 20 * 100)
+    for _ in range(step_budget.NEWEST_ANSWERS):
+        budget.answered(1000, 1000)
+    room = budget.open(4, 4, long)
+    assert room.tokens(6000) == at_least
+    room.take_tokens(at_least)
+    assert room.tokens(1) == 0
+    assert room.is_spent
+    assert budget.open(0, 0, long).tokens(6000) == 6000, "nobody decodes"
+
+    each_at_once = StepBudget(table)
+    each_at_once.now_s = 10.0
+    assert each_at_once.open(4, 4, long).tokens(6000) > at_least
+
+
+def test_what_the_cache_had_of_prompts_is_not_spread() -> None:
+    driver = timed(max_batched_tokens=64)
+    asked = []
+    driver.engine.budget.answered = lambda *tokens: asked.append(tokens)  # type: ignore[method-assign]
+    for name in ("first", "second"):
+        driver.submit(request(name, PROMPT, max_tokens=5))
+        driver.run()
+    assert asked == [(30, 5), (1, 5)]
+
+
 def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:
     budget = StepBudget(Table(), 0.001, 0.3)
     budget.now_s = 10.0
