@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Final
 
 from engine.sequence import Picture, Sequence
 from engine.step_budget import Room, StepBudget
 from engine.vision_cache import VisionCache, VisionEntry
+
+MOST_SHAPES: Final = 1024
+"""Of pictures, of which it is remembered in how many slices they are encoded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +57,37 @@ class Encodings:
         self, vision: VisionCache, budget: StepBudget, num_slices: Callable[[Ordered[int]], int] | None = None
     ) -> None:
         self._vision = vision
-        self._num_slices = num_slices if num_slices is not None and budget.is_timed else None
+        self._budget = budget
+        self._slices_of = num_slices if num_slices is not None and budget.is_timed else None
+        self._known: dict[Ordered[int], int] = {}  # slices by shape
+
+    def left_s(self, sequence: Sequence, counted: set[int]) -> float:
+        """What the steps to come will take to encode what the sequence has not read yet, by the costs; but for pictures
+        that are `counted`, to which its own are added.
+        """
+        costs, left_s = self._budget.costs, 0.0
+        if costs is None:
+            return left_s
+        for picture in sequence.pictures:
+            entry = self._vision.find(picture.key)
+            is_there = picture.stop <= sequence.num_computed or (entry is not None and entry.is_encoded)
+            if is_there or picture.key in counted:
+                continue
+            counted.add(picture.key)
+            num_slices = self._num_slices(picture)
+            num_left = num_slices if entry is None else entry.num_slices - entry.num_planned
+            left_s += num_left * costs.slice_s(picture.num_tokens / num_slices)
+        return left_s
+
+    def _num_slices(self, picture: Picture) -> int:
+        if self._slices_of is None:
+            return 1
+        shape = tuple(picture.pixels.shape)
+        if shape not in self._known:
+            if len(self._known) >= MOST_SHAPES:
+                self._known.clear()
+            self._known[shape] = self._slices_of(shape)
+        return self._known[shape]
 
     def make_readable(self, room: Room, chosen: list[Encoding], sequence: Sequence, picture: Picture) -> bool:
         """Hold a picture for a sequence and have the step encode what is missing, as far as there is room; adds to
@@ -77,7 +111,7 @@ class Encodings:
         """
         if not room.pictures or self._vision.is_encoding:
             return None
-        num_slices = self._num_slices(picture.pixels.shape) if self._num_slices is not None else 1
+        num_slices = self._num_slices(picture)
         if not room.slices(picture.num_tokens / num_slices, num_slices):
             return None
         entry = self._vision.hold(picture.key, picture.num_tokens, (sequence.serial, picture.index))

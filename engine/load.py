@@ -31,6 +31,7 @@ from engine.start_times import Lap, no_lap
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
 from preprocess.errors import ModelError
+from preprocess.families import Family as PictureFamily
 from preprocess.families import largest_item_tokens, load_family
 from preprocess.model_folder import ModelFolder
 from preprocess.vision.idefics3 import Idefics3Encoder
@@ -100,6 +101,10 @@ FAMILIES: Final = {
 """`model_type` of config.json → family."""
 
 
+LIKELY: Final = ((1024, 768), (640, 480))
+"""Width and height of pictures that many send: a GPU's encoder is ready for them before the first one comes."""
+
+
 def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
     """Loads `config.model`. `lap` is told of each part.
 
@@ -143,10 +148,13 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
         torch.cuda.empty_cache()  # what weights were put together from
     free = free_memory(device)
     reserved = None
+    expected: list[tuple[int, int, int, int]] = []
     if modules is not None:
         from engine.gpu.memory import reserved_bytes
 
-        largest = largest_item_tokens(load_family(ModelFolder(Path(config.model)), config.largest))
+        pictures = load_family(ModelFolder(Path(config.model)), config.largest)
+        expected = likely_shapes(pictures)
+        largest = largest_item_tokens(pictures)
         with torch.inference_mode():
             reserved = reserved_bytes(
                 config, config_of, encoder, largest=largest, free=free, dtype=dtype, device=device
@@ -164,7 +172,7 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
     if modules is not None:
         from engine.gpu.runner import CudaRunner  # Triton comes with torch only where CUDA does
 
-        make = partial(CudaRunner, modules=modules, drafts=config.speculation != "none")
+        make = partial(CudaRunner, modules=modules, drafts=config.speculation != "none", expected=expected)
     elif device.type == "cpu" and not reason:
         make = CpuRunner
     runner = make(
@@ -183,6 +191,11 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
         runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype), native))
     lap("memory")
     return runner
+
+
+def likely_shapes(family: PictureFamily) -> list[tuple[int, int, int, int]]:
+    """Of the pixels of pictures of `LIKELY` sizes, as the family has them; each once."""
+    return list(dict.fromkeys(family.layout(width, height, "auto").shape for width, height in LIKELY))
 
 
 def _device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ the plan and reports back with `commit`, `release` and `retract`. Knows nothing 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from engine.kv.cache import KVCache, KVHold
 from engine.kv.radix import shared_length
 from engine.sequence import Picture, Sequence, State
 from engine.speculation.tree import NO_DRAFTS
-from engine.step_budget import Room, StepBudget
+from engine.step_budget import Queue, Room, StepBudget
 from engine.step_costs import Load
 from engine.vision_cache import VisionCache
 from engine.waiting import OVERDUE_AFTER, WaitingQueue
@@ -160,6 +161,8 @@ class Scheduler:
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """The sequence ends. `keep`: what it computed stays for others."""
+        if sequence.output_ids:
+            self.budget.answered(sequence.num_prompt_tokens - (sequence.num_cached or 0), len(sequence.output_ids))
         if sequence.state is State.RUNNING:
             self._leave(sequence, keep=keep)
         else:
@@ -209,15 +212,22 @@ class Scheduler:
             for sequence, count, guesses in zip(decoding, counts, drafts, strict=True)
         )
         plan.budget -= sum(counts)
-        plan.room = self.budget.open(len(decoding), sum(counts), self._arrivals())
+        plan.room = self.budget.open(len(decoding), sum(counts), self._queue())
 
-    def _arrivals(self) -> list[float]:
-        """When those who wait for a first token, or to be resumed, came; in time of the budget."""
+    def _queue(self) -> Queue:
+        """Those who wait for a first token, or to be resumed."""
+        queue, counted = Queue(), set[int]()
         if not self.budget.is_timed:
-            return []
-        arrivals = [sequence.arrived_s for sequence in self.running if not sequence.is_decoding]
-        arrivals += [sequence.arrived_s for sequence in self.waiting if sequence.is_ready]
-        return arrivals
+            return queue
+        for sequence in itertools.chain(self.running, self.waiting):
+            if sequence.is_decoding or not sequence.is_ready:
+                continue
+            queue.arrivals_s.append(sequence.arrived_s)
+            queue.prompt_tokens += sequence.num_tokens - sequence.num_computed
+            if queue.encoding_s < self.budget.enough_s:
+                queue.encoding_s += self.encodings.left_s(sequence, counted)
+        queue.rows = min(len(self.running) + len(self.waiting), self.max_running)
+        return queue
 
     def _decoding(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.is_decoding and not sequence.is_ending]

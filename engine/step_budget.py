@@ -4,9 +4,26 @@
     │ one token for each stream│ slices of a picture, chunks of prompts
 
 The target binds while one request waits for its first token, and that for less than `--ttft-target-ms`. From then on
-the room grows with its waiting, and steeply with how many wait, since then the queue is what costs. So it moves under
-load and little throughput is given away. One who comes while the last one is nearly served makes no crowd: each counts
-by how long he has waited. A step begins one new picture at most. Where nobody decodes it takes everything at once.
+the room grows with its waiting.
+
+Where several wait, steps give prompts and pictures that part of the time which has all of them served within `QUEUE`,
+and sooner the more they are. So room grows smoothly with the work that waits, from none to nearly all that there is; a
+queue that comes at a steady rate is served at that rate, and little throughput is given away.
+
+    work that waits, of the time in which it is to be done    0     1/4    1/3    1/2    `MOST_SHARE`
+    a step, by its decoding                                   1     4/3    3/2     2     10
+
+One who comes while the last one is nearly served makes no queue: each counts by how long he has waited. Where steps
+overlap one alone has room for being served `SOON`, within bounds that are close together.
+
+Where steps overlap prompts are spread besides. A device reads its weights for each step, and a chunk of some hundred
+tokens beside decoding costs little more than that; a whole prompt costs its products. Clients that were answered
+together ask together, and if all their prompts were taken first, all would decode alone afterwards, and so on:
+
+    a prompt a step     │ d+P │ d+P │ d+P │ d+P │ d │ d │ d │ d │      d: decoding, P: a prompt, p: half of one
+    spread              │ d+p │ d+p │ d+p │ d+p │ d+p │ d+p │ …        as often as a row ends and another one comes
+
+A step begins one new picture at most. Where nobody decodes it takes everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
 same order give the same batches.
@@ -17,24 +34,42 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from engine.step_costs import Costs, Load
 
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
-STEADY_AHEAD: Final = 1.35
-"""The same where steps overlap, as on a GPU: ten pictures a second, 25 ms each, beside steps of 5 ms need a third."""
+STEADY_AHEAD: Final = 1.3
+"""The same where steps overlap, as on a GPU."""
+HURRY_AHEAD: Final = 1.4
+"""And there as much as this, where one who waits would not be served `SOON` otherwise. Ten pictures a second beside
+steps of 6 ms need that much of a device on which chunks of prompts are dear. Contexts grow by a twentieth and more
+while one looks: 1.5 is what people are to see at most.
+"""
 UNSEEN_S: Final = 0.02
 """And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""
 UNSEEN_AHEAD_S: Final = 0.005
 """The same where steps overlap, as on a GPU: there pieces of 2 or 3 ms cost none."""
 GROWS: Final = 8
 """By how many times itself the room has grown when a request has waited for twice as long as the target says."""
-CROWDING: Final = 3
-"""Two that wait get so many doublings of the room."""
+SOON: Final = 0.25
+"""One who waits alone is to be served within this part of `--ttft-target-ms`, if bounds of the room let him; where half
+of that has gone by, within half of it.
+"""
+QUEUE: Final = 0.4
+"""Two are to be served within this part of it; more of them as much sooner as they are more."""
+MOST_SHARE: Final = 0.9
+"""Of the time; decoding gets the rest, however long the queue."""
+EVEN: Final = 1.1
+"""Prompts may come this much faster than rows end, so that rows do not stand empty."""
+HARDLY: Final = 1.5
+"""Steps whose prompts take so many times as long as their decoding serve a queue hardly later than longer ones."""
+NEWEST_ANSWERS: Final = 64
+"""So many requests tell how long prompts and answers are."""
 SHARE: Final = 0.25
 """Who has waited for this part of the longest time counts in full."""
 NEW_PICTURES: Final = 1
@@ -43,6 +78,24 @@ LEAST_CHUNK: Final = 16
 """Tokens of a prompt that a step takes even where no time is left, if it takes nothing else, and as many more as cost
 no more: work always goes on.
 """
+
+
+@dataclass(slots=True)
+class Queue:
+    """Who waits for a first token, or to be resumed, and for what.
+
+    Attributes:
+        arrivals_s: When each came, by `StepBudget.now_s`.
+        prompt_tokens: Of all, that are not computed yet; some may be cached.
+        encoding_s: What encoding the rest of their pictures takes, by the costs; or of some, if that is
+            `StepBudget.enough_s`.
+        rows: That will decode when all have been served, as far as there is room for them.
+    """
+
+    arrivals_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    encoding_s: float = 0.0
+    rows: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +107,7 @@ class Room:
         target_s: How long it should take; infinite where nobody decodes.
         left_s: Of that.
         pictures: How many more may be begun.
+        most_tokens: Of prompts, whatever the time.
     """
 
     costs: Costs | None
@@ -61,6 +115,7 @@ class Room:
     target_s: float = math.inf
     left_s: float = math.inf
     pictures: int = sys.maxsize
+    most_tokens: int = sys.maxsize
 
     @property
     def is_bounded(self) -> bool:
@@ -75,8 +130,9 @@ class Room:
     def tokens(self, most: int) -> int:
         """How many more tokens of prompts fit, `most` at most."""
         costs, taken = self.costs, self.load.prompt_tokens
+        most = min(most, self.most_tokens - taken)
         if not self.is_bounded or costs is None or most <= 0:
-            return most
+            return max(most, 0)
         until_s = costs.prompt_s(taken) + self.left_s
         if not self._has_taken:
             until_s = max(until_s, costs.prompt_s(LEAST_CHUNK))
@@ -121,7 +177,7 @@ class StepBudget:
         itl_target_s: How long a step with rows that decode should take; 0: `STEADY` times its decoding alone, and
             at least `UNSEEN_S`.
         ttft_target_s: How long the target binds; 0: never, as without costs.
-        overlaps: Whether steps overlap, so that `STEADY_AHEAD` and `UNSEEN_AHEAD_S` hold.
+        overlaps: Whether steps overlap, so that `STEADY_AHEAD`, `HURRY_AHEAD` and `UNSEEN_AHEAD_S` hold.
 
     Attributes:
         now_s: How long all steps so far took, by the costs.
@@ -136,43 +192,96 @@ class StepBudget:
         self.now_s = 0.0
         self.steps_over_target = 0
         self.encoder_slices = 0
+        self._answers = Answers()
+        self._overlaps = overlaps
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
-        self._steady, self._unseen_s = (STEADY_AHEAD, UNSEEN_AHEAD_S) if overlaps else (STEADY, UNSEEN_S)
+        self._steady, self._hurry, self._unseen_s = (
+            (STEADY_AHEAD, HURRY_AHEAD, UNSEEN_AHEAD_S) if overlaps else (STEADY, STEADY, UNSEEN_S)
+        )
 
     @property
     def is_timed(self) -> bool:
         """Whether steps are bounded by time."""
         return self.costs is not None
 
+    @property
+    def enough_s(self) -> float:
+        """Work of a queue beyond which it makes no difference."""
+        return 2 * QUEUE * self._ttft_target_s
+
     def pace(self, rows: int) -> tuple[float, float] | None:
         """Seconds of a step in which so many rows decode, alone and at most with others' work; None: not bounded."""
         if self.costs is None:
             return None
         decode_s = self.costs.decode_s(rows, rows)
-        return decode_s, max(self._target_s(decode_s), decode_s)
+        return decode_s, decode_s + self._room_s(decode_s, self._hurry)
 
-    def open(self, rows: int, tokens: int, arrivals_s: Sequence[float]) -> Room:
-        """The room of a step in which `rows` decode, checking `tokens`. `arrivals_s`: by `now_s`, of the requests that
-        wait for their first token.
-        """
+    def open(self, rows: int, tokens: int, queue: Queue) -> Room:
+        """The room of a step in which `rows` decode, checking `tokens`, while a queue waits."""
         load = Load(rows, tokens)
         if not rows:
             return Room(self.costs, load)
         if self.costs is None:
             return Room(None, load, pictures=NEW_PICTURES)
         decode_s = self.costs.decode_s(rows, tokens)
-        target_s = self._target_s(decode_s)
-        left_s = max(target_s - decode_s, 0.0)
-        waited_s = [self.now_s - arrival_s for arrival_s in arrivals_s]
-        late = max(waited_s, default=0.0) / self._ttft_target_s - 1.0
-        growth = _crowd(waited_s) ** CROWDING * (1.0 + GROWS * max(late, 0.0))
-        if growth > 1.0:
-            left_s = max(left_s, (self._steady - 1.0) * decode_s) * growth
-        return Room(self.costs, load, target_s, left_s, NEW_PICTURES)
+        steady_s = self._room_s(decode_s, self._steady)
+        if not queue.arrivals_s:
+            return Room(self.costs, load, decode_s + steady_s, steady_s, NEW_PICTURES)
+        waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
+        longest_s, crowd = max(waited_s), _crowd(waited_s)
+        most_s = self._room_s(decode_s, self._hurry)
+        soon_s = SOON * self._ttft_target_s
+        alone_s = self._needed_s(decode_s, most_s, queue, max(soon_s - longest_s, soon_s / 2))
+        steady_s = left_s = min(max(steady_s, alone_s), most_s)
+        if crowd > 1.0:
+            needed_s = self._needed_s(decode_s, most_s, queue, self.enough_s / crowd)
+            left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
+        late = longest_s / self._ttft_target_s - 1.0
+        if late > 0:
+            left_s = max(left_s, max(steady_s, (self._steady - 1.0) * decode_s) * (1.0 + GROWS * late))
+        return Room(self.costs, load, decode_s + steady_s, left_s, NEW_PICTURES, self._even_tokens(decode_s, queue))
 
-    def _target_s(self, decode_s: float) -> float:
-        return self._itl_target_s or max(self._steady * decode_s, self._unseen_s)
+    def answered(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """A request ended for which so many tokens of its prompt were computed, and so many of an answer said."""
+        self._answers.add(prompt_tokens, answer_tokens)
+
+    def _even_tokens(self, decode_s: float, queue: Queue) -> int:
+        """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, and at
+        least those that take `HARDLY` times as long as decoding.
+        """
+        assert self.costs is not None
+        if not self._overlaps:
+            return sys.maxsize
+        even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
+        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), HARDLY * decode_s, key=self.costs.prompt_s))
+
+    def _room_s(self, decode_s: float, steady: float) -> float:
+        """Beside decoding, as far as the target says."""
+        return max((self._itl_target_s or max(steady * decode_s, self._unseen_s)) - decode_s, 0.0)
+
+    def _needed_s(self, decode_s: float, room_s: float, queue: Queue, until_s: float) -> float:
+        """Room of steps that have the queue served in so much time.
+
+        Args:
+            room_s: That one alone gets at most. Short chunks cost less by the token, so what prompts take follows from
+                the room, as it does from them: one look at each does.
+        """
+        needed_s = room_s
+        for _ in range(2):
+            work_s = queue.encoding_s + self._prompts_s(queue.prompt_tokens, max(needed_s, room_s))
+            share = min(work_s / until_s, MOST_SHARE)
+            needed_s = share / (1.0 - share) * decode_s
+            if needed_s <= room_s:
+                break
+        return needed_s
+
+    def _prompts_s(self, tokens: int, room_s: float) -> float:
+        """What so many tokens take in chunks that fit the room."""
+        assert self.costs is not None
+        chunk = max(bisect_right(range(1, tokens + 1), room_s, key=self.costs.prompt_s), LEAST_CHUNK)
+        whole_s = self.costs.prompt_s(tokens)
+        return min(tokens / chunk * self.costs.prompt_s(chunk), whole_s) if chunk < tokens else whole_s
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""
@@ -198,6 +307,21 @@ class StepBudget:
         if room.load.rows:
             self.steps_over_target += elapsed_s > room.target_s
             self.encoder_slices += sum(count for _, count in room.load.slices)
+
+
+class Answers:
+    """What the newest requests that have ended asked of steps."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[int, int]] = deque(maxlen=NEWEST_ANSWERS)  # tokens of prompt and answer
+        self.prompt_tokens_each = 0.0
+        """Tokens of prompts that were computed for one of an answer."""
+
+    def add(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """One more."""
+        self._newest.append((prompt_tokens, answer_tokens))
+        prompts, answers = map(sum, zip(*self._newest, strict=True))
+        self.prompt_tokens_each = prompts / max(answers, 1)
 
 
 def _crowd(waited_s: Sequence[float]) -> float:

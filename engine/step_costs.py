@@ -18,6 +18,9 @@ from typing import Final, Protocol
 
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts."""
+HICCUP: Final = 1.5
+"""Of the first two the lesser counts where the other is so many times as long: libraries may have made something ready.
+"""
 RATIOS: Final = 15
 """The same for what prompts take, as a part of what they took at start."""
 LEAST_SHARE: Final = 0.05
@@ -180,5 +183,7 @@ def size_class(size: float) -> int:
 
 
 def _median(samples: deque[tuple[float, float]]) -> tuple[float, float]:
-    """The newest size of a class, and its median time: the upper one of two."""
-    return samples[-1][0], sorted(time for _, time in samples)[len(samples) // 2]
+    """The newest size of a class, and its median time: the upper one of two, if the lower one is not far below."""
+    times = sorted(time for _, time in samples)
+    is_doubtful = len(times) == 2 and times[1] > HICCUP * times[0]
+    return samples[-1][0], times[0] if is_doubtful else times[len(times) // 2]

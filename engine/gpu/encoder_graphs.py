@@ -8,6 +8,9 @@ launches, which cost the host more time than the device.
 Between any two other work may run, such as steps with graphs of their own. So what goes from one to the next is in
 buffers that no graph allocates, and each reads one and writes the other. A picture whose shape's buffers another one
 is using is encoded without graphs, as are shapes that are new or large: all to the same result.
+
+Pieces are captured before the first user for shapes that are known then, in idle moments for those that have come, and
+beside steps as seldom as `engine.gpu.capture_pace` says.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Final
 
 import torch
 
+from engine.gpu.capture_pace import CapturePace
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.memory import ENCODER_BUFFERS
 from engine.runner import VisionEncoder
@@ -41,8 +45,8 @@ MOST_KEPT: Final = ENCODER_BUFFERS
 """Bytes of their buffers, unless one has more."""
 
 PATIENCE: Final = 2
-"""A shape is captured when it comes for this time, a piece at a time as it is encoded; or before that while there is
-nothing to do.
+"""A shape is captured when it comes for this time, a piece every few steps as it is encoded; or before that while there
+is nothing to do.
 """
 
 MOST_BYTES: Final = 3 * 2048 * 2048
@@ -53,18 +57,20 @@ logger = logging.getLogger("beholder.engine")
 
 class ShapeGraphs:
     """What encodes pictures of one shape, one at a time: piece 0 begins, the last one finishes. A piece is captured
-    when it has run once.
+    when it has run once, and it is time.
 
     Args:
         encoder: The encoder.
         batch: Of this shape; its values do not matter.
         memory: Of the graphs.
+        pace: Of captures.
     """
 
-    def __init__(self, encoder: VisionEncoder, batch: torch.Tensor, memory: GraphMemory) -> None:
+    def __init__(self, encoder: VisionEncoder, batch: torch.Tensor, memory: GraphMemory, pace: CapturePace) -> None:
         self._layers = layers_of(batch)
         self._encoder = encoder
         self._memory = memory
+        self._pace = pace
         self._pixels = torch.empty_like(batch)
         # What a state holds beside x and taps depends on the shape alone.
         self._constant = encoder.begin(batch)
@@ -92,7 +98,8 @@ class ShapeGraphs:
         index = next((index for index in range(self._num_groups + 2) if index not in self._graphs), None)
         if index is None or not self._can_capture or not self.is_free:
             return False
-        self._run(index)
+        self._piece(index)
+        self._capture(index)
         return True
 
     def begin(self, batch: torch.Tensor) -> Underway:
@@ -122,14 +129,19 @@ class ShapeGraphs:
             graph.replay()
             return graph.result
         result = self._piece(index)
-        if self._can_capture:
-            try:
-                self._graphs[index] = Graph(lambda: self._piece(index), self._memory)
-            except RuntimeError:
-                shape = tuple(self._pixels.shape)
-                logger.warning("pictures of shape %s are encoded without graphs", shape, exc_info=True)
-                self._can_capture = False
+        if self._can_capture and self._pace.is_time:
+            with self._pace.capturing():
+                self._capture(index)
         return result
+
+    def _capture(self, index: int) -> None:
+        """A piece that has run."""
+        try:
+            self._graphs[index] = Graph(lambda: self._piece(index), self._memory)
+        except RuntimeError:
+            shape = tuple(self._pixels.shape)
+            logger.warning("pictures of shape %s are encoded without graphs", shape, exc_info=True)
+            self._can_capture = False
 
     def _piece(self, index: int) -> list[torch.Tensor]:
         """What is captured: reads buffers and writes others, so that it may run again. The last gives vision tokens."""
@@ -162,6 +174,9 @@ class Underway(EncoderState):
 class EncoderGraphs:
     """The encoder, faster for pictures of a shape that has come before; a `SlicedEncoder` that takes some layers for
     one. Equal to the encoder for each picture alone.
+
+    Attributes:
+        pace: When a piece may be captured as it is encoded; to be told of every step.
     """
 
     def __init__(self, encoder: VisionEncoder) -> None:
@@ -170,6 +185,7 @@ class EncoderGraphs:
         self._seen: OrderedDict[torch.Size, int] = OrderedDict()
         self._captured: OrderedDict[torch.Size, ShapeGraphs] = OrderedDict()
         self._memory = GraphMemory()
+        self.pace = CapturePace()
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `VisionEncoder.__call__`; pictures are on the device."""
@@ -252,8 +268,15 @@ class EncoderGraphs:
         self._add(torch.zeros(shape, dtype=torch.uint8, device=device))
         return True
 
+    @torch.inference_mode()
+    def expect(self, shape: Sequence[int], device: torch.device) -> None:
+        """Pictures of this shape will come: `prepare` captures what they need, as if one had come last."""
+        for batch in self.batches(torch.empty(tuple(shape), dtype=torch.uint8, device="meta")):
+            if batch.numel() <= MOST_BYTES and batch.shape not in self._captured and not self._is_full:
+                self._add(torch.zeros(batch.shape, dtype=torch.uint8, device=device))
+
     def _add(self, batch: torch.Tensor) -> None:
-        self._captured[batch.shape] = ShapeGraphs(self._encoder, batch, self._memory)
+        self._captured[batch.shape] = ShapeGraphs(self._encoder, batch, self._memory, self.pace)
         self._seen.pop(batch.shape, None)
 
     @property

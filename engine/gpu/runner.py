@@ -11,6 +11,7 @@ asked to send none (`drafts_beside_prompts`).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -40,6 +41,9 @@ MOST_PROMPT_TOKENS: Final = 4096
 
 FREE_TOKENS: Final = 128
 """A step of so few tokens takes hardly longer than one of a few: reading the weights takes the time."""
+
+EXPECTING_S: Final = 1.0
+"""So long at start for the graphs of pictures that are likely to come."""
 
 logger = logging.getLogger("beholder.engine")
 
@@ -122,8 +126,9 @@ class _Wanted:
 
 
 class CudaRunner(TorchRunner):
-    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, the kernels of attention, and whether graphs
-    of rows with drafts are captured before such rows come; the type is bfloat16 or float16.
+    """See `engine.batch.OverlappedRunner`. Arguments as `TorchRunner`'s, the kernels of attention, whether graphs of
+    rows with drafts are captured before such rows come, and shapes of pictures that are likely to come; the type is
+    bfloat16 or float16.
 
     Of progress only the encoder tells: the forward of a step is sent within milliseconds, and the next turn reports.
     """
@@ -140,6 +145,7 @@ class CudaRunner(TorchRunner):
         device: torch.device,
         modules: AttentionModules,
         drafts: bool = False,
+        expected: Sequence[tuple[int, int, int, int]] = (),
     ) -> None:
         super().__init__(
             model,
@@ -159,6 +165,7 @@ class CudaRunner(TorchRunner):
         self._modules = modules
         self._captures_more = True
         self._drafts = drafts
+        self._expected = expected
         self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads, modules)
         self._decoder = FusedDecoder(model, self.kv_pool)
         self.graphs: StepGraphs | None = StepGraphs(
@@ -184,11 +191,25 @@ class CudaRunner(TorchRunner):
         lap("first steps")
         self.graphs.capture()
         lap("graphs")
+        self._expect_pictures(time.monotonic() + EXPECTING_S)
+        lap("pictures")
         super().warm_up()
         drawn = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, top_k=20, top_p=0.8), output_index=0)
         self.step([Row(0, 0, [0], drawn)])
         torch.cuda.synchronize()
         lap("first replays")
+
+    def _expect_pictures(self, until_s: float) -> None:
+        """Have pictures of expected shapes encoded once, so that libraries know their sizes, and captured, as far as
+        there is time; what is left follows in idle moments.
+        """
+        try:
+            for shape in reversed(self._expected):  # the last one is captured first
+                self._encoder_graphs.expect(shape, self.device)
+            while time.monotonic() < until_s and self._encoder_graphs.prepare(self.device):
+                pass
+        except torch.OutOfMemoryError:  # they are encoded all the same
+            logger.warning("pictures are not captured ahead", exc_info=True)
 
     def _compile(self) -> None:
         """Triton's kernels of steps, while FlashInfer's may still be on their way. Those of the encoder have run: its
@@ -263,6 +284,7 @@ class CudaRunner(TorchRunner):
     @torch.inference_mode()
     def launch(self, rows: Sequence[Row]) -> CudaFlight | JoinedFlight:
         """See `engine.batch.OverlappedRunner.launch`."""
+        self._encoder_graphs.pace.stepped()
         parts = _parts(rows)
         if len(parts) == 1:
             return self._launch(rows)

@@ -357,7 +357,6 @@ class StepGraphs:
         layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
         hopper = self._attention.prefers_hopper(prompt)
         plan = self._send(StepRows([], [], []), layout, hopper=hopper)
-        torch.cuda.synchronize()
         self._forward(layout, plan, hopper=hopper)  # kernels compile and libraries set up outside of the capture
         graph = Graph(lambda: self._forward(layout, plan, hopper=hopper), self.memory)
         return _Captured(graph, list(plan), hopper)

@@ -45,7 +45,7 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         float,
         Option(
             "Target for the time between tokens of running streams: a step takes no more of new pictures and prompts "
-            "than fits; 0: 1.3 times a step without any and at least 20 ms, on a GPU 1.35 times and 5 ms.",
+            "than fits; 0: 1.3 times a step without any and at least 20 ms, on a GPU 1.3 to 1.4 times and 5 ms.",
             unit="ms",
             low=0,
             high=600_000,

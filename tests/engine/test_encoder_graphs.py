@@ -5,6 +5,7 @@ whatever else the device computes between them. On the simulated GPU, or on the 
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,14 +15,15 @@ import pytest
 import torch
 from tiny_models import FAMILIES
 
+from engine.batch import Row
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.step_costs import Costs
 from preprocess.wire import EngineRequest, MediaItem, Pixels, SamplingParams, TextOptions, TokenEvents
 from tests.engine.cost_table import MS, Table
-from tests.engine.simulated_gpu import load_simulated, simulate
+from tests.engine.simulated_gpu import load_simulated, rows_of_table, simulate
 from tests.engine.test_encoder_slices import items
-from tests.engine.test_gpu_runner import _big_enough, _load
+from tests.engine.test_gpu_runner import GREEDY, _big_enough, _load
 
 TIMES = 4
 """A shape comes for the first time, is captured, and is replayed after that."""
@@ -40,10 +42,12 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=[1, 2])
 def runner(loaded: tuple[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """With no graphs of pictures yet; slices of one layer or two."""
+    """With no graphs of pictures yet; slices of one layer or two. Every piece is captured as soon as it may be."""
     from engine.gpu.encoder_graphs import EncoderGraphs
 
     monkeypatch.setattr("engine.gpu.encoder_graphs.LAYERS", request.param)
+    monkeypatch.setattr("engine.gpu.capture_pace.EVERY", 0)
+    monkeypatch.setattr("engine.gpu.capture_pace.SELDOM", 0)
     _, runner = loaded
     runner._encoder_graphs = EncoderGraphs(runner.encoder)
     return runner
@@ -278,3 +282,95 @@ def test_while_there_is_nothing_to_do_nothing_makes_room(
     runner.encode(pictures[:1])
     runner.encode(pictures[:1])
     assert runner._encoder_graphs.knows(pictures[0])
+
+
+class Noting:
+    """In place of a graph: notes in which step it was captured, and how long that took."""
+
+    def __init__(self, capture_s: float) -> None:
+        self.capture_s = capture_s
+        self.now_s = 0.0
+        self.steps: list[int] = []
+        self.step = 0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def captured(self, graph: type[Any]) -> Any:
+        def capture(run: Any, memory: Any) -> Any:
+            self.now_s += self.capture_s
+            self.steps.append(self.step)
+            return graph(run, memory)
+
+        return capture
+
+
+@pytest.fixture
+def paced(runner: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Noting:
+    """How a runner whose captures take so long spreads them."""
+    from engine.gpu import capture_pace, encoder_graphs
+
+    noted = Noting(request.param)
+    monkeypatch.setattr("engine.gpu.capture_pace.EVERY", 2)
+    monkeypatch.setattr("engine.gpu.capture_pace.SELDOM", 9)
+    monkeypatch.setattr(encoder_graphs, "Graph", noted.captured(encoder_graphs.Graph))
+    runner._encoder_graphs.pace = capture_pace.CapturePace(noted.clock)
+    return noted
+
+
+@pytest.mark.parametrize(("paced", "gap"), [(0.001, 2), (0.02, 9)], indirect=["paced"])
+def test_beside_steps_a_piece_is_captured_now_and_then_and_the_more_seldom_the_longer_it_takes(
+    runner: Any, pictures: list[torch.Tensor], paced: Noting, gap: int
+) -> None:
+    """A picture that comes again and again, in slices and as a whole; all as without graphs."""
+    picture = pictures[0]
+    expected = plain(runner, picture)
+    pieces = runner.num_slices(picture.shape) + 2
+    decode = [Row(0, 5, [3], GREEDY)]
+    rows_of_table(runner, 1, 20)
+    while len(paced.steps) < pieces:
+        encoding = runner.begin(picture)
+        for _ in range(runner.num_slices(picture.shape)):
+            encoding.run(1)
+            runner.step(decode)
+            paced.step += 1
+        assert torch.equal(encoding.result(), expected)
+        assert torch.equal(runner.encode([picture])[0], expected)
+        assert paced.step < 500
+    assert min(later - step for step, later in itertools.pairwise(paced.steps)) >= gap
+    assert torch.equal(in_slices(runner, picture, 1), expected)
+    assert len(paced.steps) == pieces
+
+
+@pytest.mark.parametrize("paced", [0.02], indirect=True)
+def test_shapes_that_are_expected_are_captured_before_they_come(
+    runner: Any, pictures: list[torch.Tensor], paced: Noting
+) -> None:
+    for picture in pictures[:2]:
+        runner._encoder_graphs.expect(picture.shape, runner.device)
+    assert not paced.steps
+    while runner._encoder_graphs.prepare(runner.device):
+        pass
+    captured = len(paced.steps)
+    for picture in pictures[:2]:
+        assert runner._encoder_graphs.knows(picture)
+        for number in range(TIMES):
+            assert torch.equal(in_slices(runner, picture, number), plain(runner, picture))
+    assert len(paced.steps) == captured
+
+
+def test_expected_pictures_are_ready_after_warm_up_as_far_as_there_is_time(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner._expected = [tuple(picture.shape) for picture in pictures[:2]]
+    runner._expect_pictures(until_s=0.0)
+    assert runner.idle(), "what is left is captured in idle moments"
+    runner._expect_pictures(until_s=float("inf"))
+    assert not runner._encoder_graphs.prepare(runner.device)
+    assert all(runner._encoder_graphs.knows(picture) for picture in pictures[:2])
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(runner._encoder_graphs, "expect", fails)
+    runner._expect_pictures(until_s=float("inf"))

@@ -13,16 +13,20 @@ import pytest
 import torch
 from packed_models import pack
 from safetensors.torch import load_file, save_file
+from tiny_models import FAMILIES
 from tiny_smolvlm import tiny_smolvlm
 from tiny_weights import randomise
 
 from engine.config import EngineConfig
-from engine.load import load_runner, resolve_dtype
+from engine.load import LIKELY, likely_shapes, load_runner, resolve_dtype
 from engine.runner import TorchRunner
 from engine.speculation.drafter import DraftRow
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import ModelError
 from preprocess.blocks.linear import Linear
+from preprocess.config import PictureBound
+from preprocess.families import load_family
+from preprocess.model_folder import ModelFolder
 
 Config = dict[str, Any]
 
@@ -313,6 +317,16 @@ def test_text_models_can_guess(kind: str, folder: Path, tmp_path: Path) -> None:
 
 def test_the_pool_is_chosen_from_memory_when_nothing_is_asked_for(folder: Path) -> None:
     assert 1 < _load(folder, kv_tokens=0).num_slots <= 65_537
+
+
+@pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
+def test_likely_pictures_are_as_the_family_has_them_and_each_once(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    folder = ModelFolder(make(tmp_path))
+    for bound in (PictureBound(), PictureBound(tokens=16)):
+        family = load_family(folder, bound)
+        shapes = likely_shapes(family)
+        assert len(set(shapes)) == len(shapes)
+        assert set(shapes) == {family.layout(width, height, "auto").shape for width, height in LIKELY}
 
 
 def test_every_type_loads(folder: Path) -> None:

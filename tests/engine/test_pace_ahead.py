@@ -8,7 +8,7 @@ import dataclasses
 
 import pytest
 
-from tests.engine.timed_device import QWEN3_VL_2B, QWEN3_VL_8B, Server, Shape, closed_loop, interference
+from tests.engine.timed_device import MS, QWEN3_VL_2B, QWEN3_VL_8B, Server, Shape, closed_loop, interference
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.1, 1.2])
@@ -19,6 +19,25 @@ def test_pictures_ten_a_second_do_not_make_32_streams_of_an_8b_model_stutter(slo
     assert seen.p99 <= 1.5
     assert seen.ttft_p50_ms <= 130
     assert seen.ttft_p90_ms <= 140
+
+
+@pytest.mark.parametrize("chunks_ms", [0.0, 0.4, 0.8])
+def test_nor_where_chunks_are_dear_and_steps_are_noisy(chunks_ms: float) -> None:
+    """Streams' contexts grow all the while, and gaps count against the seconds before."""
+    seen = interference(Server.of(dataclasses.replace(QWEN3_VL_8B, chunks_s=chunks_ms * MS), noise=0.01))
+    assert seen.p99 <= 1.5
+    assert seen.ttft_p50_ms <= 130
+
+
+@pytest.mark.parametrize(("slower", "p99"), [(1.4, 1.5), (1.6, 2.5), (1.8, 2.5)])
+def test_a_device_that_falls_behind_takes_as_much_more_as_it_must_within_the_target_for_first_words(
+    slower: float, p99: float
+) -> None:
+    """Two and more wait there most of the time."""
+    times = {name: getattr(QWEN3_VL_8B, name) * slower for name in ("token_s", "chunk_s", "picture_s")}
+    seen = interference(Server.of(dataclasses.replace(QWEN3_VL_8B, **times)))
+    assert seen.p99 <= p99
+    assert seen.ttft_p90_ms <= 300
 
 
 def test_as_they_come_they_do() -> None:
@@ -33,3 +52,11 @@ def test_clients_that_ask_again_and_again_are_answered_as_often_as_without_a_tar
     kept, given_up = closed_loop(Server.of(shape), clients), closed_loop(Server.of(shape, ttft_target_ms=0), clients)
     assert kept.requests_per_s >= 0.985 * given_up.requests_per_s
     assert kept.ttft_p50_ms <= 1.45 * given_up.ttft_p50_ms
+
+
+@pytest.mark.parametrize(("shape", "more"), [(QWEN3_VL_2B, 1.02), (QWEN3_VL_8B, 1.05)])
+def test_clients_that_would_ask_together_for_good_are_answered_more_often_where_prompts_are_spread(
+    shape: Shape, more: float
+) -> None:
+    kept, given_up = closed_loop(Server.of(shape), 64), closed_loop(Server.of(shape, ttft_target_ms=0), 64)
+    assert kept.requests_per_s >= more * given_up.requests_per_s

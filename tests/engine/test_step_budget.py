@@ -5,6 +5,7 @@ Costs come from a table, so that every batch follows from the requests.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ import torch
 from engine import step_budget
 from engine.speculation.drafter import DraftRow
 from engine.speculation.drafting import Kind
-from engine.step_budget import LEAST_CHUNK, StepBudget
+from engine.step_budget import LEAST_CHUNK, Queue, StepBudget
 from engine.step_costs import Load
 from preprocess.wire import EngineRequest, Pixels
 from tests.engine.cost_table import MS, Table
@@ -176,7 +177,7 @@ def test_a_picture_that_cannot_be_cut_comes_as_a_whole_and_its_prompt_after_it()
 
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_step_beside_streams_begins_one_picture_however_many_wait(slices: int) -> None:
-    driver = timed(slices=slices)
+    driver = timed(Table(token_s=0.01 * MS), slices=slices)
     stream = streaming(driver)
     driver.submit(*(seeing(f"p{index}", index) for index in range(5)))
     before = len(driver.told["stream"].ids)
@@ -198,43 +199,118 @@ def test_without_a_target_everything_comes_as_soon_as_it_can() -> None:
 # ---- waiting ----
 
 
-def test_from_the_ttft_target_on_room_grows_with_the_waiting() -> None:
-    budget = StepBudget(Table(), 0.0, 0.3)
+def waiting(*waited_s: float, work_s: float = 0.0, now_s: float = 10.0) -> Queue:
+    """Who has waited for so long, and all of whose pictures take so long."""
+    return Queue([now_s - one_s for one_s in waited_s], 0, work_s)
+
+
+def rooms_of(queues: Sequence[Queue], *, overlaps: bool = False) -> list[float]:
+    """Milliseconds beside 10 ms of decoding."""
+    budget = StepBudget(Table(), 0.0, 0.3, overlaps=overlaps)
     budget.now_s = 10.0
-    rooms = [budget.open(4, 4, [10.0 - age_s]).left_s for age_s in (0.0, 0.29, 0.3, 0.375, 0.6, 3.0)]
-    assert [round(room / MS, 3) for room in rooms] == [3, 3, 3, 9, 27, 219]
-    assert budget.open(4, 4, []).left_s == pytest.approx(3 * MS)
-    assert budget.open(0, 0, [0.0]).left_s == math.inf
+    return [round(budget.open(4, 4, queue).left_s / MS, 3) for queue in queues]
 
 
-def test_room_grows_steeply_with_how_many_wait() -> None:
-    budget = StepBudget(Table(), 0.0, 0.3)
-    rooms = [budget.open(4, 4, [0.0] * count).left_s for count in (1, 2, 3)]
-    assert [round(room / MS, 3) for room in rooms] == [3, 24, 81]
+def test_from_the_ttft_target_on_room_grows_with_the_waiting() -> None:
+    assert rooms_of([waiting(age_s) for age_s in (0.0, 0.29, 0.3, 0.375, 0.6, 3.0)]) == [3, 3, 3, 9, 27, 219]
+    assert rooms_of([Queue()]) == [3]
+    assert StepBudget(Table(), 0.0, 0.3).open(0, 0, waiting(0.0)).left_s == math.inf
+
+
+def test_steps_give_a_queue_the_part_of_the_time_that_has_it_served_soon() -> None:
+    """Two within 120 ms, four within 60 ms."""
+    two = [waiting(0.05, 0.05, work_s=work_s) for work_s in (0.0, 0.024, 0.03, 0.04, 0.06, 0.09, 0.5)]
+    assert rooms_of(two) == [3, 3, 3.333, 5, 10, 30, 90]
+    four = [waiting(*[0.05] * 4, work_s=work_s) for work_s in (0.0, 0.015, 0.02, 0.03, 0.045, 0.25)]
+    assert rooms_of(four) == [3, 3.333, 5, 10, 30, 90]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_room_grows_smoothly_as_a_queue_grows_and_ages(overlaps: bool) -> None:
+    """No step is much longer than the last one, whatever little has come since."""
+    work = [waiting(0.05, 0.02, work_s=step * MS / 10) for step in range(600)]
+    ages = [waiting(0.1, step * MS / 10, work_s=0.04) for step in range(1000)]
+    for queues in (work, ages):
+        rooms = rooms_of(queues, overlaps=overlaps)
+        assert all(0 <= later - room < 0.2 for room, later in itertools.pairwise(rooms))
+        assert rooms[-1] > 1.2 * rooms[0]
+
+
+def test_tokens_of_prompts_count_for_what_they_take_in_chunks_that_fit() -> None:
+    class Dear(Table):
+        def prompt_s(self, tokens: int) -> float:
+            return super().prompt_s(tokens) + 1 * MS * max(tokens - 20, 0)
+
+    budget = StepBudget(Dear(token_s=0.05 * MS), 0.0, 0.3)
+    few, many = (budget.open(4, 4, Queue([0.0, 0.0], tokens)).left_s / MS for tokens in (100, 600))
+    assert few == pytest.approx(3), "100 tokens take 85 ms at once, and 10 in chunks of 21"
+    assert many == pytest.approx(90)
 
 
 def test_who_comes_while_another_is_nearly_served_makes_no_crowd() -> None:
-    budget = StepBudget(Table(), 0.0, 0.3)
-    budget.now_s = 10.0
-    rooms = [budget.open(4, 4, [9.9, 10.0 - age_s]).left_s for age_s in (0.0, 0.0125, 0.025, 0.1)]
-    assert [round(room / MS, 3) for room in rooms] == [3, round(3 * 1.5**3, 3), 24, 24]
+    queues = [waiting(0.1, age_s, work_s=0.06) for age_s in (0.0, 0.0125, 0.025, 0.1)]
+    assert rooms_of(queues) == [3, 4.5, 10, 10]
+
+
+def test_where_steps_overlap_one_alone_is_served_soon_within_bounds() -> None:
+    """75 ms after he has come, or half of that from now; by 1.3 to 1.4 times decoding."""
+    by_work = [waiting(0.0, work_s=work_s) for work_s in (0.0, 0.015, 0.02, 0.03, 0.5)]
+    assert rooms_of(by_work, overlaps=True) == [3, 3, 3.636, 4, 4]
+    by_age = [waiting(age_s, work_s=0.01) for age_s in (0.0, 0.03, 0.035, 0.04, 0.2)]
+    assert rooms_of(by_age, overlaps=True) == [3, 3, 3.333, 3.636, 3.636]
+    assert rooms_of(by_work) == [3] * 5
 
 
 def test_where_steps_overlap_only_shorter_ones_are_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_budget, "UNSEEN_S", 20 * MS)
-    assert step_budget.STEADY < step_budget.STEADY_AHEAD < 1.4
+    assert step_budget.STEADY <= step_budget.STEADY_AHEAD < step_budget.HURRY_AHEAD < 1.5
     assert StepBudget(Table()).pace(1) == (10 * MS, 20 * MS)
-    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, pytest.approx(step_budget.STEADY_AHEAD * 10 * MS))
+    assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, pytest.approx(step_budget.HURRY_AHEAD * 10 * MS))
     monkeypatch.setattr(step_budget, "UNSEEN_AHEAD_S", 15 * MS)
     assert StepBudget(Table(), overlaps=True).pace(1) == (10 * MS, 15 * MS)
     assert timed(runner=LateRunner()).engine.budget.pace(1) == (10 * MS, 15 * MS)
 
 
+def test_where_steps_overlap_prompts_are_spread_over_the_steps_that_answers_take() -> None:
+    """However long a queue: at the rate at which rows end, and at least for `HARDLY` times as long as decoding."""
+    table = Table(token_s=0.07 * MS)
+    long = Queue([0.0] * 30, 6000, 0.0, rows=20)
+    budget = StepBudget(table, overlaps=True)
+    budget.now_s = 10.0
+    at_least = int(step_budget.HARDLY * 10 / 0.07)
+    assert budget.open(4, 4, long).tokens(6000) == at_least
+    for _ in range(step_budget.NEWEST_ANSWERS):
+        budget.answered(1000, 10)
+    assert budget.open(4, 4, long).tokens(6000) == round(step_budget.EVEN * 20 * 100)
+    for _ in range(step_budget.NEWEST_ANSWERS):
+        budget.answered(1000, 1000)
+    room = budget.open(4, 4, long)
+    assert room.tokens(6000) == at_least
+    room.take_tokens(at_least)
+    assert room.tokens(1) == 0
+    assert room.is_spent
+    assert budget.open(0, 0, long).tokens(6000) == 6000, "nobody decodes"
+
+    each_at_once = StepBudget(table)
+    each_at_once.now_s = 10.0
+    assert each_at_once.open(4, 4, long).tokens(6000) > at_least
+
+
+def test_what_the_cache_had_of_prompts_is_not_spread() -> None:
+    driver = timed(max_batched_tokens=64)
+    asked = []
+    driver.engine.budget.answered = lambda *tokens: asked.append(tokens)  # type: ignore[method-assign]
+    for name in ("first", "second"):
+        driver.submit(request(name, PROMPT, max_tokens=5))
+        driver.run()
+    assert asked == [(30, 5), (1, 5)]
+
+
 def test_a_tight_target_gives_way_to_whoever_waits_too_long() -> None:
     budget = StepBudget(Table(), 0.001, 0.3)
     budget.now_s = 10.0
-    assert budget.open(4, 4, [9.9]).left_s == 0
-    assert budget.open(4, 4, [9.0]).left_s > 3 * MS
+    assert budget.open(4, 4, waiting(0.1)).left_s == 0
+    assert budget.open(4, 4, waiting(1.0)).left_s > 3 * MS
 
 
 def test_who_waits_longer_than_the_target_gets_more_of_each_step() -> None:
@@ -256,7 +332,7 @@ def test_a_stream_that_lost_its_memory_waits_from_then_on_and_not_since_it_came(
     (stream,) = scheduler.running
     scheduler.retract(stream)
     assert budget.now_s > 0.3
-    room = budget.open(4, 4, [other.arrived_s for other in scheduler.waiting])
+    room = budget.open(4, 4, Queue([other.arrived_s for other in scheduler.waiting]))
     assert room.left_s == pytest.approx(3 * MS)
 
 
@@ -387,7 +463,7 @@ def test_a_picture_that_breaks_in_mid_encoding_fails_all_who_wait_for_it_and_nob
             raise RuntimeError("the encoder broke")
 
         driver.runner.before_encode = break_once
-    driver.step(8)
+    driver.step(12)
     for name in ("a", "b"):
         finish = driver.told[name].finish
         assert finish is not None

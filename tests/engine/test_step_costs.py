@@ -38,6 +38,18 @@ def test_a_slow_measurement_among_others_does_not_count_and_newer_ones_replace_o
     assert curve.at(8) == 2.0
 
 
+@pytest.mark.parametrize("times", [(50.0, 1.0), (1.0, 50.0)])
+def test_of_the_first_two_measurements_one_that_is_far_off_does_not_count(times: tuple[float, float]) -> None:
+    curve = Curve(is_from_zero=True)
+    for elapsed_s in times:
+        curve.add(8, elapsed_s)
+    assert curve.at(8) == 1.0
+    near = Curve(is_from_zero=True)
+    for elapsed_s in (1.0, 1.4):
+        near.add(8, elapsed_s)
+    assert near.at(8) == 1.4
+
+
 def test_more_work_is_never_taken_to_be_faster() -> None:
     curve = Curve(is_from_zero=True)
     for size, elapsed_s in ((10, 1.0), (20, 3.0), (40, 2.0)):

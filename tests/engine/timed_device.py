@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -51,15 +52,18 @@ class Shape:
     picture_s: float
     """The encoder, 1024 × 768."""
     slices: int
+    chunks_s: float = 0.0
+    """What a step takes for having chunks at all."""
 
     def step_s(self, contexts: Sequence[int], prompt: int, padded_rows: int) -> float:
         """A step of rows with these contexts and so many tokens of prompts, both as captured."""
         products_s = (self.weights_s**6 + ((padded_rows + prompt) * self.token_s) ** 6) ** (1 / 6)
-        return products_s + self.fixed_s + sum(contexts) / 1000 * self.context_s + prompt * self.chunk_s
+        chunks_s = self.chunks_s * (prompt > 0) + prompt * self.chunk_s
+        return products_s + self.fixed_s + sum(contexts) / 1000 * self.context_s + chunks_s
 
 
 QWEN3_VL_2B: Final = Shape(1.36 * MS, 0.0046 * MS, 0.36 * MS, 0.034 * MS, 0.0026 * MS, 5.8 * MS, 12)
-QWEN3_VL_8B: Final = Shape(4.2 * MS, 0.0195 * MS, 0.45 * MS, 0.041 * MS, 0.003 * MS, 7.7 * MS, 14)
+QWEN3_VL_8B: Final = Shape(4.2 * MS, 0.0195 * MS, 0.45 * MS, 0.041 * MS, 0.003 * MS, 8.6 * MS, 14)
 
 
 class Time:
@@ -114,7 +118,7 @@ class TimedEncoding:
 
 
 class TimedRunner:
-    """An `OverlappedRunner` of a shape."""
+    """An `OverlappedRunner` of a shape. `noise`: of what a step takes, the standard deviation as a part of it."""
 
     vocab_size = 50
     embedding_bytes = 4
@@ -125,8 +129,10 @@ class TimedRunner:
     picture_side = 256
     max_positions = 4096
 
-    def __init__(self, shape: Shape, time: Time, max_rows: int = 64) -> None:
+    def __init__(self, shape: Shape, time: Time, max_rows: int = 64, noise: float = 0.0) -> None:
         self.shape = shape
+        self._noise = noise
+        self._random = random.Random(1)
         self.time = time
         self.max_rows = max_rows
         self.num_slots = 300_000
@@ -148,7 +154,7 @@ class TimedRunner:
 
     def prompt_size(self, tokens: int) -> int:
         """See `Runner.prompt_size`."""
-        return next(size for size in PROMPT_SIZES if size >= tokens)
+        return next((size for size in PROMPT_SIZES if size >= tokens), tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """At once."""
@@ -160,7 +166,8 @@ class TimedRunner:
         prompt = self.prompt_size(sum(len(row.token_ids) for row in rows) - len(decodes))
         padded = next(size for size in sizes_beside(self.max_rows, prompt) if size >= len(decodes))
         self.time.now_s += (0.6 + 0.016 * len(decodes)) * MS
-        done_s = self.time.work(self.shape.step_s(decodes, prompt, padded))
+        step_s = self.shape.step_s(decodes, prompt, padded) * self._random.gauss(1.0, self._noise)
+        done_s = self.time.work(step_s)
         return TimedFlight(self.time, done_s, [SampledToken(5) for row in rows if row.sampling is not None])
 
 
@@ -198,10 +205,10 @@ class Server:
         self._lengths: dict[str, int] = {}
 
     @classmethod
-    def of(cls, shape: Shape, **options: float) -> Server:
+    def of(cls, shape: Shape, *, noise: float = 0.0, **options: float) -> Server:
         """A server of a model of this shape, by default as `beholder serve` runs it."""
         time = Time()
-        return cls(TimedRunner(shape, time), time, options)
+        return cls(TimedRunner(shape, time, noise=noise), time, options)
 
     def send(self, name: str, max_tokens: int, *, text: int = 0, delay_s: float = 0.0) -> None:
         """A client sends a picture, or so much text, some time from now."""

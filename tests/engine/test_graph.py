@@ -1,0 +1,121 @@
+"""How graphs are captured beside running streams: nothing waits for the device, and what fails leaves nothing behind.
+On a CUDA that notes what it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from engine.gpu.graph import Graph, GraphMemory
+
+
+class Cuda:
+    """Notes calls in order; `stream` is the current one, 0 the usual one."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.pools: list[Any] = []
+        self.streams = 0
+        self.stream = 0
+        self.breaks_off = False
+
+    def make_stream(self) -> int:
+        """Another stream."""
+        self.streams += 1
+        return self.streams
+
+    @contextlib.contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """See `torch.cuda.stream`."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    noted = Cuda()
+
+    class CUDAGraph:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            assert noted.stream, "a capture on the stream that steps run on"
+            assert capture_error_mode == "thread_local"
+            noted.pools.append(pool)
+            noted.calls.append("begin")
+
+        def capture_end(self) -> None:
+            noted.calls.append("end")
+            if noted.breaks_off:
+                raise RuntimeError("the capture was broken off")
+
+        def replay(self) -> None:
+            assert not noted.stream
+            noted.calls.append("replay")
+
+    monkeypatch.setattr("engine.gpu.graph._streams", [])
+    for name, fake in (
+        ("CUDAGraph", CUDAGraph),
+        ("Stream", noted.make_stream),
+        ("stream", noted.on),
+        ("graph_pool_handle", lambda: object()),
+        ("synchronize", lambda: noted.calls.append("synchronize")),
+        ("empty_cache", lambda: noted.calls.append("empty_cache")),
+    ):
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    return noted
+
+
+def test_a_capture_waits_for_nothing_and_gives_no_memory_back(cuda: Cuda) -> None:
+    graph = Graph(lambda: cuda.stream, GraphMemory())
+    assert graph.result == 1, "on a stream of its own"
+    assert cuda.stream == 0
+    graph.replay()
+    assert cuda.calls == ["begin", "end", "replay"]
+
+
+def test_graphs_of_one_memory_share_a_pool_and_all_share_a_stream(cuda: Cuda) -> None:
+    one, other = GraphMemory(), GraphMemory()
+    for memory in (one, other, one):
+        Graph(lambda: None, memory)
+    assert cuda.pools[0] is cuda.pools[2] is one.pool
+    assert cuda.pools[1] is other.pool is not one.pool
+    assert cuda.streams == 1
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_what_cannot_be_captured_raises_what_it_raised_and_the_next_capture_is_sound(
+    cuda: Cuda, breaks_off: bool
+) -> None:
+    def fails() -> None:
+        raise ValueError("no kernel for this")
+
+    cuda.breaks_off = breaks_off
+    with pytest.raises(ValueError, match="no kernel"):
+        Graph(fails, GraphMemory())
+    assert cuda.stream == 0
+    assert cuda.calls == ["begin", "end"]
+    cuda.breaks_off = False
+    Graph(lambda: None, GraphMemory())
+
+
+def test_memory_that_torch_keeps_is_given_back_only_where_there_is_no_other(cuda: Cuda) -> None:
+    def short() -> str:
+        if cuda.calls.count("begin") == 1:
+            raise torch.OutOfMemoryError("none left")
+        return "captured"
+
+    assert Graph(short, GraphMemory()).result == "captured"
+    assert cuda.calls == ["begin", "end", "synchronize", "empty_cache", "begin", "end"]
+
+    def never() -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Graph(never, GraphMemory())
