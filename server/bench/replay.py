@@ -11,9 +11,11 @@ drafts. Everything goes through the engine's own loop.
     tree    the likeliest `--length` drafts of a tree, always, where the device checks trees
     auto    as the controller decides, from both, once a round that does not count has taught it
 
-Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one)
-and `time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a
-round the middle half of the steps counts, and none that computes prompts.
+Machines are noisy: on a CPU each round of a row comes right after a plain one; a GPU is quiet enough for one plain
+round to stand beside all rows. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by
+one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round the middle half of the steps counts,
+and none that computes prompts or in which a stream has ended. Every size of step is run once before anything is timed,
+so that no graph is captured later; on a GPU times are ordinary time, from one step's results to the next one's.
 
     beholder bench replay [--model FOLDER] [--device cuda] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
 """
@@ -106,6 +108,7 @@ class ReplayBench(Bench):
 
     def __init__(self, options: Mapping[str, object], script: Script) -> None:
         super().__init__({"speculation": "auto", **options})
+        self._is_noisy = self._runner.slot_table.device.type == "cpu"
         self.takes_trees = self._runner.takes_trees
         self._guesses = script
         self._taught: dict[float, Lengths] = {}
@@ -113,7 +116,13 @@ class ReplayBench(Bench):
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
     ) -> list[dict[str, Any]]:
-        """The figures of each shape and length at each accuracy."""
+        """The figures of each shape and length at each accuracy.
+
+        Raises:
+            RuntimeError: There are more streams than sequences may run at once.
+        """
+        if num_streams > self._config.max_running:
+            raise RuntimeError(f"{num_streams} streams, but at most {self._config.max_running} sequences run at once")
         self._taught.clear()
         asked = [("", "What is written in the picture?")]
         streams = [
@@ -128,22 +137,39 @@ class ReplayBench(Bench):
             for length in (lengths if shape != "auto" else [max(lengths)])
         ]
         found: dict[tuple[str, int, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
+        self._run_sizes(num_streams)
         for number in range(rounds + 1):
-            for key in wanted:
-                pair = self._plain(streams), self._replay(streams, *key, number)
+            plain = self._plain(streams)
+            for index, key in enumerate(wanted):
+                if index and self._is_noisy:
+                    plain = self._plain(streams)
+                steps = self._replay(streams, *key, number)
                 if number:  # the first round teaches
-                    found[key].append(pair)
+                    found[key].append((plain, steps))
             print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
         return [_row(num_streams, shape, length, accuracy, pairs) for (shape, length, accuracy), pairs in found.items()]
 
+    def _run_sizes(self, num_streams: int) -> None:
+        """Steps of so many rows, of every width that drafts give them: on nobody's data, with no engine around."""
+        from engine.batch import Row, RowSampling
+        from engine.speculation.controller import LENGTHS
+        from preprocess.wire import SamplingParams
+
+        how = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), output_index=0)
+        for length in (0, *(length for length in LENGTHS if length <= self._runner.max_drafts)):
+            guesses = [how] * length
+            rows = [Row(row, 1, [0] * (1 + length), how, drafted=guesses) for row in range(num_streams)]
+            for _ in range(2):
+                self._runner.step(rows)
+
     def _plain(self, streams: list[Stream]) -> _Steps:
-        steps = _Steps()
+        steps = _Steps(len(streams))
         self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock))
         return steps
 
     def _replay(self, streams: list[Stream], shape: str, length: int, accuracy: float, seed: int) -> _Steps:
         """One round of one row."""
-        steps = _Steps()
+        steps = _Steps(len(streams))
         text, guesses = self._dictation, self._guesses
         answers = {}
         for request in (request for stream in streams for request in stream.requests):
@@ -157,7 +183,7 @@ class ReplayBench(Bench):
             steps.watch(engine, self._clock)
             vocab, branches = self._runner.vocab_size, 0 if shape == "chain" else guesses.branches
             source = Replay(answers, accuracy, vocab, seed, branches=branches, second=guesses.second)
-            engine.speculator.sources = [source]
+            engine.speculator.sources, engine.speculator.model = [source], None
             if shape == "auto":
                 engine.speculator.controller = self._taught.setdefault(accuracy, self._controller())
             else:
@@ -168,9 +194,10 @@ class ReplayBench(Bench):
 
 
 class _Steps:
-    """What the steps of one round took, and gave, but for those with prompts."""
+    """What the steps of one round took, and gave: of those in which all streams decode and nothing else is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_streams: int) -> None:
+        self._num_streams = num_streams
         self.times_ms: list[float] = []
         self.tokens = 0
         self.drafted = 0
@@ -181,7 +208,7 @@ class _Steps:
 
         def watched() -> list[OutputStart | TokenEvents]:
             running = engine.scheduler.running
-            decodes = bool(running) and not len(engine.waiting) and all(sequence.is_decoding for sequence in running)
+            decodes = len(running) == self._num_streams and all(sequence.is_decoding for sequence in running)
             tokens, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
             started_s = clock()
             told = step()
@@ -195,7 +222,11 @@ class _Steps:
 
     @property
     def step_ms(self) -> float:
-        """The mean of the middle half."""
+        """The mean of the middle half. Raises RuntimeError where there was no step."""
+        if not self.times_ms:
+            raise RuntimeError(
+                f"{self._num_streams} streams never decoded side by side; expected fewer of them, or more --tokens"
+            )
         edge = len(self.times_ms) // 4
         return statistics.fmean(sorted(self.times_ms)[edge : len(self.times_ms) - edge])
 

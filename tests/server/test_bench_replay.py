@@ -31,6 +31,11 @@ def test_a_gpu_checks_chains_of_every_length(
 ) -> None:
     simulate(monkeypatch)
     monkeypatch.setattr("engine.load.load_runner", lambda config: load_simulated(tiny_model, max_rows=4))
+    captured = []
+    from engine.gpu.verify_graphs import VerifyGraphs
+
+    capture = VerifyGraphs._capture
+    monkeypatch.setattr(VerifyGraphs, "_capture", lambda self, size: captured.append(size) or capture(self, size))
     arguments = f"--model {tiny_model} --streams 3 --accuracy 0.8 --length 1,7 --tokens 60 --rounds 1 --json"
     assert main(arguments.split()) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -38,6 +43,13 @@ def test_a_gpu_checks_chains_of_every_length(
     short, long, _ = rows
     assert short["drafted/step"] == pytest.approx(1.0, abs=0.2)
     assert 1.5 < short["tokens/step"] < 2.0 < long["tokens/step"] < 6.0
+    assert captured[:4] == [(3, width) for width in (2, 4, 8, 16)]
+    assert all(rows < 3 for rows, _ in captured[4:])  # where a stream had ended, which is not timed
+
+
+def test_more_streams_than_may_run_are_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="65 streams, but at most 64 sequences"):
+        main(f"--model {tiny_model} --streams 65 --rounds 1".split())
 
 
 @pytest.mark.parametrize("wrong", ["--accuracy 1.5", "--length 0", "--shapes bush"])
