@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ import torch
 from tiny_heads import tiny_head
 from tiny_models import FAMILIES
 
-from engine.batch import Row, RowSampling, VisionRows
+from engine.batch import RowSampling
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
@@ -27,23 +26,32 @@ from engine.sampling import sample
 from engine.speculation.drafter import ChainDrafter, DraftRow
 from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest, SamplingParams
-from tests.engine.simulated_gpu import load_simulated, no_device, rows_of_table, simulate
+from tests.engine.simulated_gpu import load_simulated, no_device, simulate
 from tests.engine.speculation.test_model_sources import guesses_of
 from tests.engine.speculation.test_same_text import Heard, every_kind, run, said_plainly
+from tests.engine.test_gpu_guesses import (  # noqa: F401  the same tests, on the fixtures of the simulator
+    EACH,
+    GREEDY,
+    LAYERS,
+    RUNNING,
+    draft_rows,
+    prompts,
+    rows_of_table,
+    steps_of_all_kinds,
+    test_an_engine_that_guesses_serves_every_request,
+    test_graphs_of_guesses_compute_what_plain_torch_computes,
+    test_rows_that_have_their_guesses_write_nowhere_else,
+)
 from tests.engine.test_simulated_drafts import _moved
 
 pytestmark = no_device
 
-RUNNING = 6
-EACH = 120
 DRAFTERS = [
     ("head", "qwen3_vl"),
     ("head of a part of the vocabulary", "smolvlm"),
     ("same model", "qwen3_vl"),
     ("another model", "smolvlm"),
 ]
-LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "head_dim": 64}
-GREEDY = RowSampling(SamplingParams(max_tokens=8, temperature=0.0), 0)
 DRAWS = [
     SamplingParams(max_tokens=30, temperature=0.0),
     SamplingParams(max_tokens=30, temperature=1.0, seed=4),
@@ -92,38 +100,6 @@ def talker(case: tuple[str, str], folder: Path, tmp_path_factory: pytest.TempPat
     return loaded
 
 
-def prompts(runner: Any, count: int) -> list[Row]:
-    """Of several lengths, every second with a picture behind which more text stands."""
-    side = runner.encoder.image_size
-    made = []
-    for row in range(count):
-        ids = [(31 * row + 7 * index) % 100 + 30 for index in range(18 + 5 * row)]
-        vision = []
-        if row % 2:
-            generator = torch.Generator().manual_seed(row)
-            pixels = torch.randint(0, 256, (1, side, side, 3), dtype=torch.uint8, generator=generator)
-            embeddings = runner.encode([pixels])[0][:9]
-            vision = [VisionRows(3, 0, len(embeddings), embeddings)]
-            ids = [*ids[:3], *[100_000 + index for index in range(len(embeddings))], *ids[3:]]
-        made.append(Row(row, 0, ids, GREEDY, vision, position_delta=3 * (row % 3)))
-    return made
-
-
-def draft_rows(runner: Any, rows: Ordered[Row], start: int | None = None) -> list[DraftRow]:
-    """All of these texts, or their last tokens, to be followed by guesses."""
-    made = []
-    lag = runner.drafter.lag
-    for row in rows:
-        first = lag if start is None else len(row.token_ids) - start
-        ids = [own if own < runner.vocab_size else 5 for own in row.token_ids[first:]]
-        vision = np.zeros(len(row.token_ids), np.bool_)
-        for part in row.vision:
-            vision[part.start : part.start + part.count] = True
-        seen = vision[first:] if vision[first:].any() else None
-        made.append(DraftRow(row.table_row, first, ids, seen, position_delta=row.position_delta))
-    return made
-
-
 def one_by_one(drafter: Any, rows: list[DraftRow], lengths: list[int], sampling: list[RowSampling]) -> list[list[int]]:
     """What `guess` should give, kernel by kernel."""
     found: list[list[int]] = [[] for _ in rows]
@@ -154,7 +130,7 @@ def test_guesses_in_graphs_are_those_of_plain_torch(talker: Any, missing: int | 
     """Alone and together, whatever was missing before, however they are drawn; and nothing but the rows' own entries
     is written.
     """
-    rows_of_table(talker, RUNNING, EACH)
+    rows_of_table(talker)
     drafter = talker.drafter
     for count in (1, 3, RUNNING):
         texts = prompts(talker, count)
@@ -180,7 +156,7 @@ def test_guesses_in_graphs_are_those_of_plain_torch(talker: Any, missing: int | 
 
 def test_a_first_guess_is_one_that_may_come(talker: Any) -> None:
     """A grammar's mask is of the target's ids, whatever the drafter knows; the row beside it has none."""
-    rows_of_table(talker, RUNNING, EACH)
+    rows_of_table(talker)
     drafter = talker.drafter
     texts = prompts(talker, 2)
     talker.step(texts)
@@ -209,23 +185,14 @@ def test_a_head_reads_what_plain_torch_would_have_told_it(family: str, tmp_path:
     for is_captured in (False, True):
         runner = load_simulated(folder, max_rows=RUNNING, **options)
         for own in (plain, runner):
-            rows_of_table(own, RUNNING, EACH)
+            rows_of_table(own)
         if is_captured:
             assert runner.graphs is not None
             runner.graphs.capture()
         told, expected = runner._told, plain._told
         assert told is not None
         assert expected is not None
-        texts = prompts(runner, 4)
-        ends = [len(text.token_ids) for text in texts]
-        drafted = replace(GREEDY, output_index=1)
-        checked = [Row(row, ends[row], [40, 41 + row], GREEDY, (), None, 3 * row, [drafted]) for row in range(3)]
-        steps = [
-            [texts[0], texts[1], replace(texts[2], token_ids=texts[2].token_ids[:7], sampling=None)],
-            [replace(texts[2], token_ids=texts[2].token_ids[7:], start=7), texts[3]],
-            [Row(row, ends[row], [50 + row], GREEDY, position_delta=3 * (row % 3)) for row in range(4)],
-            checked,
-        ]
+        steps = steps_of_all_kinds(runner)
         for own in (plain, runner):
             own._told.features.zero_()  # type: ignore[union-attr]
             own._told.seen.zero_()  # type: ignore[union-attr]
@@ -233,7 +200,7 @@ def test_a_head_reads_what_plain_torch_would_have_told_it(family: str, tmp_path:
                 own.step(rows)
         torch.testing.assert_close(told.features[1:], expected.features[1:], atol=1e-4, rtol=1e-4)
         vision = expected.seen[1:].abs().sum(1) > 0
-        assert int(vision.sum()) == sum(part.count for text in texts for part in text.vision) > 0
+        assert int(vision.sum()) == sum(part.count for row in steps[0] + steps[1] for part in row.vision) > 0
         assert torch.equal(told.seen[1:][vision], expected.seen[1:][vision])
 
 
