@@ -165,17 +165,16 @@ def _head(folder: Path, target: Decoder, beside: Checkpoint) -> Loaded:
     with contextlib.closing(checkpoint), torch.inference_mode():
         model = Eagle3(checkpoint, config)
         checkpoint.finish()
-    cost = num_weights(config) / num_weights(target.config)
+    cost, late_cost = (number(config) / num_weights(target.config) for number in (num_weights, num_late_weights))
 
     def on(pools: Pools, native: NativeModel | None) -> Drafter:
         if pools.graphs is not None:
             from engine.gpu.drafters import GraphedHead, can_be_graphs
 
             if can_be_graphs(config.head_dim):
-                return GraphedHead(model, target, pools, cost=cost)
+                return GraphedHead(model, target, pools, cost=cost, late_cost=late_cost)
         if native is None:
             return Head(model, target, pools, cost=cost)
-        late_cost = num_late_weights(config) / num_weights(target.config)
         return NativeHead(model, target, native, pools, cost=cost, late_cost=late_cost)
 
     return Loaded(head_entry_bytes(config, beside.dtype), 1, why_not_head(config), on)

@@ -125,10 +125,11 @@ class GraphedDraftModel(DraftModel):
 
 
 class GraphedHead(Head):
-    """A head whose guesses are graphs. Arguments as `Head`'s."""
+    """A head whose guesses are graphs. Arguments as `Head`'s, and `late_cost` of `Drafter`."""
 
-    def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float) -> None:
+    def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float, late_cost: float) -> None:
         super().__init__(model, target, pools, cost=cost)
+        self.late_cost = late_cost
         guesser = FusedHead(model, target, self.pool, self.told.features, pools.slot_table.shape[0])
         self.graphs = _graphs(guesser, self, pools, model.config.vocab_size)
 

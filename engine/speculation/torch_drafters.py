@@ -102,6 +102,7 @@ class _Step:
         table_rows: (tokens,) int64, of each token.
         places: (tokens,) int64, positions of the tokens.
         rotary: (tokens,) or (3, tokens).
+        plan: None where no row asks, and entries need no attention.
         ends: (rows that ask,) int64: the last token of each, in the order asked for.
     """
 
@@ -109,7 +110,7 @@ class _Step:
     table_rows: torch.Tensor
     places: torch.Tensor
     rotary: torch.Tensor
-    plan: TorchPlan
+    plan: TorchPlan | None
     ends: torch.Tensor
     vision: torch.Tensor | None
 
@@ -123,7 +124,7 @@ class _Layout:
         self._has_axes = rope.sections is not None
         self._lag = lag
 
-    def step(self, rows: Sequence[DraftRow]) -> _Step:
+    def step(self, rows: Sequence[DraftRow], *, is_planned: bool = True) -> _Step:
         order = sorted(range(len(rows)), key=lambda index: (len(rows[index].token_ids), -rows[index].start))
         laid_out = [rows[index] for index in order]
         segments = [Segment(row.table_row, row.start - self._lag, len(row.token_ids)) for row in laid_out]
@@ -144,7 +145,7 @@ class _Layout:
             self._send(np.repeat([row.table_row for row in laid_out], lengths)),
             places,
             self._rotary(laid_out, places - self._lag),
-            self._attention.plan(segments, places - self._lag),
+            self._attention.plan(segments, places - self._lag) if is_planned else None,
             torch.tensor(
                 [end for row, end in zip(rows, last, strict=True) if row.asks], dtype=torch.long, device=self._device
             ),
@@ -210,6 +211,7 @@ class DraftModel:
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """See `Drafter.forward`."""
         step = self._layout.step(rows)
+        assert step.plan is not None
         known = self.model.config.vocab_size
         token_ids = [token_id if token_id < known else 0 for token_id in step.token_ids]  # padding, never said
         embedded = self.model.embed(torch.tensor(token_ids, device=self._device))
@@ -257,13 +259,17 @@ class Head:
     @torch.inference_mode()
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """See `Drafter.forward`."""
-        step = self._layout.step(rows)
+        step = self._layout.step(rows, is_planned=any(row.asks for row in rows))
         embedded = self._embed(step)
         if guessed:
             features = self._ahead.index_select(0, step.table_rows)
         else:
             before = self._slot_table[step.table_rows, step.places - 1].long()
             features = self.model.fuse(self.told.features.index_select(0, before))
+        if step.plan is None:
+            slots = self._slot_table[step.table_rows, step.places].long()
+            self.pool[0].index_copy_(0, slots, self.model.entries(embedded, features, step.rotary))
+            return torch.empty((0, self.model.config.vocab_size), device=self._device)
         hidden = self.model.forward(embedded, features, step.rotary, step.plan).index_select(0, step.ends)
         self._ahead.index_copy_(0, step.table_rows.index_select(0, step.ends), hidden)
         return self.model.logits(hidden, self._target)
