@@ -30,7 +30,7 @@ from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.step_graphs import cut
-from engine.gpu.step_sizes import WIDTHS, row_sizes
+from engine.gpu.step_sizes import WIDTHS, coarse, row_sizes
 from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, forbid, is_filtered, noise_key
 from engine.speculation.drafter import DraftRow
 
@@ -159,6 +159,7 @@ class GuessGraphs:
         self._memory = memory
         self._dummy = table.shape[0] - 1
         self._most = most = min(MOST_ROWS, self._dummy)
+        self._row_sizes = coarse(row_sizes(most))  # more of a step's rows cost hardly more, and a graph costs a start
         self._most_queries = most_queries(guesser.num_heads, kv_heads, pool.shape[4])
         tokens = max(rows * width for rows, width in self.sizes())
         self._inputs = torch.zeros(GuessLayout(most, 1, 1).length + 8 * tokens, dtype=torch.int32, device=device)
@@ -185,7 +186,7 @@ class GuessGraphs:
 
     def sizes(self) -> list[tuple[int, int]]:
         """Rows and widths of first graphs, largest first."""
-        sizes = [(rows, width) for rows in row_sizes(self._most) for width in WIDTHS if rows * width <= MOST_TOKENS]
+        sizes = [(rows, width) for rows in self._row_sizes for width in WIDTHS if rows * width <= MOST_TOKENS]
         return sorted(sizes, key=lambda size: size[0] * size[1], reverse=True)
 
     @torch.inference_mode()
@@ -198,7 +199,7 @@ class GuessGraphs:
                 layout = self._layout(rows, width)
                 self._send([], [], [], layout)
                 self._firsts[rows, width] = self._graph(lambda layout=layout: self._first(layout))
-            for rows in reversed(row_sizes(self._most)):
+            for rows in reversed(self._row_sizes):
                 layout = self._layout(rows, WIDTHS[0])
                 self._send([], [], [], layout)
                 self._nexts[rows] = self._graph(lambda layout=layout: self._following(layout))
@@ -220,7 +221,7 @@ class GuessGraphs:
         """Launch the work of all sizes that differ in more than numbers, outside of graphs: see `compile_launched`."""
         whole = self._guesser
         self._guesser = whole.thin()
-        for rows, width in [*((1, width) for width in WIDTHS), *((rows, WIDTHS[0]) for rows in row_sizes(self._most))]:
+        for rows, width in [*((1, width) for width in WIDTHS), *((rows, WIDTHS[0]) for rows in self._row_sizes)]:
             layout = self._layout(rows, width)
             self._send([], [], [], layout)
             self._first(layout)
@@ -260,7 +261,7 @@ class GuessGraphs:
         return max(width for width in WIDTHS if size * width <= MOST_TOKENS)
 
     def _size(self, num_rows: int) -> int:
-        return next(size for size in row_sizes(self._most) if size >= num_rows)
+        return next(size for size in self._row_sizes if size >= num_rows)
 
     def _layout(self, rows: int, width: int) -> GuessLayout:
         return GuessLayout(rows, width, min(width, self._most_queries))

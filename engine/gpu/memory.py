@@ -28,7 +28,7 @@ ENCODER_BUFFERS: Final = 1 << 30
 """Of shapes of pictures that have graphs."""
 
 NUM_GRAPHS: Final = 400
-NUM_GUESS_GRAPHS: Final = 100
+NUM_GUESS_GRAPHS: Final = 60
 GRAPH_BYTES: Final = 64 << 10
 """A layer of a graph: 1.1 MiB a graph of 28 layers on an H200."""
 
