@@ -84,7 +84,8 @@ class FusedDecoder:
                     x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
         assert delta is not None
         if self.told is not None and self.told.wants(model.config.num_layers):
-            self.told.write(model.config.num_layers, plan.slots, x + (delta.sum(0) if delta.dim() == 3 else delta))
+            added = delta.sum(0) if delta.dim() == 3 else delta
+            self.told.write(model.config.num_layers, plan.slots, (x + added).to(x.dtype))
         if ends is not None:
             x, delta = x.index_select(0, ends), delta.index_select(-2, ends)
         return model.head.wide(add_norm(delta, x, model.norm))

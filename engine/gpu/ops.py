@@ -147,6 +147,6 @@ def guess_inputs(
         table.shape[1],
         table.shape[0] - 1,
         lag,
-        BLOCK=power_of_two(rows),
+        BLOCK=max(32, power_of_two(rows)),
         num_warps=1,
     )

@@ -22,7 +22,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
 from engine.runner import TorchRunner
-from engine.sampling import sample
+from engine.sampling import CANDIDATES, is_filtered, sample
 from engine.speculation.drafter import ChainDrafter, DraftRow
 from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest, SamplingParams
@@ -268,6 +268,23 @@ def test_guesses_hang_on_the_text_alone(engine_of: Callable[..., Engine], reques
         assert [key for key in common if alone[key] != guessed[key]] == []
         num_compared += len(common)
     assert num_compared > 20
+
+
+def test_the_model_itself_is_always_right(
+    case: tuple[str, str], engine_of: Callable[..., Engine], requests: list[EngineRequest]
+) -> None:
+    """Were an entry missing, another text's, or drawn otherwise, it would be wrong sometimes."""
+    if case[0] != "same model":
+        pytest.skip("another model is not")
+    wanted = [one for one in requests if not one.media and not one.sampling.grammar and _is_bounded(one.sampling)]
+    heard = run(engine_of(3), wanted)
+    assert [name for name, own in heard.items() if own.predictions[1]] == []
+    assert sum(own.predictions[0] for own in heard.values()) > 20
+
+
+def _is_bounded(params: SamplingParams) -> bool:
+    """Whether guesses are drawn exactly as the model draws: without filters, or among few ids."""
+    return params.temperature == 0.0 or not is_filtered(params) or 0 < params.top_k <= CANDIDATES
 
 
 def test_without_memory_for_graphs_guesses_are_made_without(
