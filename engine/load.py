@@ -26,7 +26,6 @@ from engine.models.decoder import Decoder, DecoderConfig
 from engine.models.llama import llama_config
 from engine.models.qwen import qwen2_config, qwen3_config
 from engine.runner import TorchRunner, VisionEncoder
-from engine.speculation.torch_drafters import Pools
 from engine.start_times import Lap, no_lap
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
@@ -113,14 +112,6 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
     """
     set_threads(config.threads)
     device = _device(config.device)
-    if device.type == "cuda" and config.speculation in ("draft-model", "head"):
-        raise ModelError(
-            f"speculation is {config.speculation}, but no model guesses on a GPU yet; expected auto, none, ngram, "
-            "echo, grammar or habit"
-        )
-    if device.type == "cuda" and (config.draft_model or config.draft_head):
-        name = "draft_model" if config.draft_model else "draft_head"
-        raise ModelError(f"{name} is set, but no model guesses on a GPU yet; leave it out, or set device to cpu")
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = Checkpoint(Path(config.model), dtype=dtype, device=device)
     modules = None
@@ -134,12 +125,10 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
         checkpoint.finish()
     lap("weights")
     reason = why_not(model.config, dtype) if device.type == "cpu" else ""
-    drafter = None
-    if device.type == "cpu":
-        languages = {name: family.language for name, family in FAMILIES.items()}
-        drafter = load_drafter(config, model, checkpoint, languages, is_native=not reason)
-        if drafter is not None:
-            reason = reason or drafter.why_not_native
+    languages = {name: family.language for name, family in FAMILIES.items()}
+    drafter = load_drafter(config, model, checkpoint, languages, is_quick=not reason)
+    if drafter is not None and device.type == "cpu":
+        reason = reason or drafter.why_not_native
 
     config_of = model.config
     token_bytes = 2 * config_of.num_layers * config_of.num_kv_heads * config_of.head_dim * dtype.itemsize
@@ -157,7 +146,14 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
         largest = largest_item_tokens(pictures)
         with torch.inference_mode():
             reserved = reserved_bytes(
-                config, config_of, encoder, largest=largest, free=free, dtype=dtype, device=device
+                config,
+                config_of,
+                encoder,
+                largest=largest,
+                free=free,
+                dtype=dtype,
+                device=device,
+                guess_layers=0 if drafter is None else drafter.num_layers,
             )
     if device.type == "cpu" and not reason:
         copied = copied_bytes(model)
@@ -188,7 +184,7 @@ def load_runner(config: EngineConfig, lap: Lap = no_lap) -> Runner:
         runner.kernel = f"torch: {reason}"
     if drafter is not None:
         native = runner.native if isinstance(runner, CpuRunner) else None
-        runner.guess_with(drafter.on(Pools(runner.slot_table, runner.num_slots, dtype), native))
+        runner.guess_with(drafter.on(runner.pools(), native))
     lap("memory")
     return runner
 

@@ -36,11 +36,13 @@ class Loaded:
 
     Attributes:
         token_bytes: What the drafter keeps of a token.
+        num_layers: Of its model.
         why_not_native: Why steps of the model cannot be native calls beside it, in a few words; empty: they can.
-        on: Makes it on the model's slots, and in native calls where the model's steps are.
+        on: Makes it on the model's slots: in native calls where the model's steps are, of graphs where those are.
     """
 
     token_bytes: int
+    num_layers: int
     why_not_native: str
     on: Callable[[Pools, NativeModel | None], Drafter]
 
@@ -51,7 +53,7 @@ def load_drafter(
     checkpoint: Checkpoint,
     languages: Mapping[str, Language],
     *,
-    is_native: bool = False,
+    is_quick: bool = False,
 ) -> Loaded | None:
     """What guesses for `target`, or None.
 
@@ -60,8 +62,8 @@ def load_drafter(
         target: The loaded model.
         checkpoint: What it was loaded from: type and device are the same for the drafter.
         languages: Language models by `model_type`, in folders of vision models.
-        is_native: Steps of the model are native calls, beside which a head brings little (docs/performance.md): there
-            it guesses only where somebody asks for it.
+        is_quick: Steps of the model are native calls, beside which a head brings little (docs/performance.md), or
+            graphs, beside which that was not measured: there it guesses only where somebody asks for it.
 
     Raises:
         ModelError: The drafter does not fit the model, or an option names one that would never be asked.
@@ -71,7 +73,7 @@ def load_drafter(
         return _draft_model(Path(config.draft_model), config, target, checkpoint, languages)
     bundled = Path(config.model) / BUNDLED_HEAD
     folder = Path(config.draft_head) if config.draft_head else bundled
-    is_found = (bundled / "config.json").is_file() and (config.speculation == "head" or not is_native)
+    is_found = (bundled / "config.json").is_file() and (config.speculation == "head" or not is_quick)
     if config.speculation in ("auto", "head") and (config.draft_head or is_found):
         return _head(folder, target, checkpoint)
     if config.speculation == "head":
@@ -108,11 +110,19 @@ def _draft_model(
     if model.config.experts is not None:
         raise ModelError(f"{folder}: a model with experts cannot guess; expected a dense one")
     cost = num_weights(model.config) / num_weights(target.config)
-    return Loaded(
-        entry_bytes(model.config, beside.dtype),
-        "",
-        lambda pools, _: DraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost),
-    )
+
+    def on(pools: Pools, _: NativeModel | None) -> Drafter:
+        if pools.graphs is not None:
+            from engine.gpu.drafters import (
+                GraphedDraftModel,
+                can_be_graphs,
+            )  # Triton comes with torch only where CUDA does
+
+            if can_be_graphs(model.config.head_dim):
+                return GraphedDraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost)
+        return DraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost)
+
+    return Loaded(entry_bytes(model.config, beside.dtype), model.config.num_layers, "", on)
 
 
 def _text_model(read: Callable[..., object]) -> Language:
@@ -155,12 +165,16 @@ def _head(folder: Path, target: Decoder, beside: Checkpoint) -> Loaded:
     with contextlib.closing(checkpoint), torch.inference_mode():
         model = Eagle3(checkpoint, config)
         checkpoint.finish()
-    cost = num_weights(config) / num_weights(target.config)
+    cost, late_cost = (number(config) / num_weights(target.config) for number in (num_weights, num_late_weights))
 
     def on(pools: Pools, native: NativeModel | None) -> Drafter:
+        if pools.graphs is not None:
+            from engine.gpu.drafters import GraphedHead, can_be_graphs
+
+            if can_be_graphs(config.head_dim):
+                return GraphedHead(model, target, pools, cost=cost, late_cost=late_cost)
         if native is None:
             return Head(model, target, pools, cost=cost)
-        late_cost = num_late_weights(config) / num_weights(target.config)
         return NativeHead(model, target, native, pools, cost=cost, late_cost=late_cost)
 
-    return Loaded(head_entry_bytes(config, beside.dtype), why_not_head(config), on)
+    return Loaded(head_entry_bytes(config, beside.dtype), 1, why_not_head(config), on)

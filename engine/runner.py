@@ -18,7 +18,7 @@ from engine.batch import PictureEncoding, Row, RowSampling, SampledToken, Vision
 from engine.models.decoder import Decoder, DeepStack
 from engine.sampling import sample
 from engine.speculation.drafter import Drafter
-from engine.speculation.torch_drafters import Told
+from engine.speculation.torch_drafters import Pools, Told
 from engine.speculation.tree import offsets
 from engine.start_times import Lap, no_lap
 from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
@@ -100,6 +100,10 @@ class TorchRunner:
             (config.num_layers, num_slots, 2, config.num_kv_heads, config.head_dim), dtype=dtype, device=device
         )
         self.attention = TorchAttention(self.kv_pool, self.slot_table)
+
+    def pools(self) -> Pools:
+        """The slots, for a drafter that shares them."""
+        return Pools(self.padded_table, self.num_slots, self.dtype)
 
     def guess_with(self, drafter: Drafter) -> None:
         """Let a draft model or head guess, that shares this runner's slots. Call before the first step."""

@@ -59,7 +59,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledTok
         for index in changed:
             _change(scores[index], rows[index])
         if masked:
-            _mask(scores, rows, masked)
+            forbid(scores, rows, masked)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature >= COLDEST]
     if len(drawn) < len(rows):
         tokens = scores.max(-1).indices  # several times as fast as argmax
@@ -126,7 +126,7 @@ def _change(scores: torch.Tensor, row: RowSampling) -> None:
         scores[torch.tensor(banned, device=scores.device)] = -torch.inf
 
 
-def _mask(scores: torch.Tensor, rows: Sequence[RowSampling], masked: Sequence[int]) -> None:
+def forbid(scores: torch.Tensor, rows: Sequence[RowSampling], masked: Sequence[int]) -> None:
     """What grammars do not allow, to -inf in scores (rows, vocab), in place and for all `masked` rows at once."""
     words = np.stack([allowed.words() for index in masked if (allowed := rows[index].allowed) is not None])
     vocab = scores.shape[1]

@@ -13,11 +13,12 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from engine.batch import RowSampling
 from engine.cpu.native import Matrix, NativeModel, Weights, address, library, padded
 from engine.models.decoder import Decoder
 from engine.models.eagle3 import Eagle3
+from engine.sampling import COLDEST, is_changed
 from engine.speculation.drafter import DraftRow
 from engine.speculation.drafting import Kind
 from engine.speculation.torch_drafters import Pools, Told, head_entry_bytes, warm_up
@@ -180,10 +181,15 @@ class NativeHead:
             return logits
         return logits.new_full((num_ends, self._vocab_size), -torch.inf).index_copy_(1, self._targets, logits)
 
+    def draws(self, how: RowSampling) -> bool:
+        """See `ChainDrafter.draws`: the likeliest token, of those that a grammar allows."""
+        return how.params.temperature < COLDEST and not is_changed(how)
+
     def guess(
-        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], sampling: Sequence[RowSampling]
     ) -> list[list[int]]:
         """See `ChainDrafter.guess`."""
+        allowed = [None if how.allowed is None else how.allowed.words() for how in sampling]
         draft, most = self._draft, max(lengths)
         num_ends = self._lay_out(rows, most - 1)
         asked = array("i", lengths)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from engine.models.experts import Experts
 from preprocess.blocks.gpu_kernels import rms_norm, silu_mul
 from preprocess.blocks.linear import Linear
 from preprocess.blocks.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from engine.speculation.torch_drafters import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,14 @@ class FusedDecoder:
     Args:
         model: The decoder, in bfloat16 or float16 on the device.
         pool: (layers, slots, 2, kv_heads, head_dim).
+
+    Attributes:
+        told: What a head wants to know of each token, if there is one.
     """
 
     def __init__(self, model: Decoder, pool: torch.Tensor) -> None:
         self.model = model
+        self.told: Told | None = None
         self._pool = pool.unbind(0)
 
     def thin(self) -> FusedDecoder:
@@ -75,9 +83,12 @@ class FusedDecoder:
                 else:
                     x.index_add_(0, deepstack.tokens, deepstack.taps[layer.index])
         assert delta is not None
+        if self.told is not None and self.told.wants(model.config.num_layers):
+            added = delta.sum(0) if delta.dim() == 3 else delta
+            self.told.write(model.config.num_layers, plan.slots, (x + added).to(x.dtype))
         if ends is not None:
             x, delta = x.index_select(0, ends), delta.index_select(-2, ends)
-        return model.head.wide(_add_norm(delta, x, model.norm))
+        return model.head.wide(add_norm(delta, x, model.norm))
 
     def _layer(
         self,
@@ -91,7 +102,9 @@ class FusedDecoder:
 
         What is added is (tokens, hidden), or float32 parts (splits, tokens, hidden) of it.
         """
-        normed = _add_norm(delta, x, layer.attention_norm)
+        normed = add_norm(delta, x, layer.attention_norm)
+        if self.told is not None and self.told.wants(layer.index):
+            self.told.write(layer.index, plan.slots, x)
         qkv = layer.qkv(normed).view(len(x), -1, layer.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
         query = rotate_and_write(
             qkv,
@@ -102,27 +115,32 @@ class FusedDecoder:
             norm_weight=None if layer.qk_norm is None else layer.qk_norm.weight,
             eps=0.0 if layer.qk_norm is None else layer.qk_norm.eps,
         )
-        attended = _to_residual(plan.read(layer.index, query), layer.out)
-        normed = _add_norm(attended, x, layer.mlp_norm)
+        attended = to_residual(plan.read(layer.index, query), layer.out)
+        normed = add_norm(attended, x, layer.mlp_norm)
         if isinstance(layer.mlp, GatedMLP):
-            gate_up = layer.mlp.gate_up
-            if is_skinny(normed, gate_up.inputs):
-                activated = skinny_gate_up(normed, gate_up.weight, gate_up.bias, GATE_UP)
-            else:
-                activated = silu_mul(gate_up(normed))
-            return _to_residual(activated, layer.mlp.down)
+            return gated_mlp(layer.mlp, normed)
         assert isinstance(layer.mlp, Experts)
         return run_experts(layer.mlp, normed)
 
 
-def _to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+def gated_mlp(mlp: GatedMLP, normed: torch.Tensor) -> torch.Tensor:
+    """What an MLP adds to the residual stream, as of `to_residual`."""
+    gate_up = mlp.gate_up
+    if is_skinny(normed, gate_up.inputs):
+        activated = skinny_gate_up(normed, gate_up.weight, gate_up.bias, GATE_UP)
+    else:
+        activated = silu_mul(gate_up(normed))
+    return to_residual(activated, mlp.down)
+
+
+def to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """A product whose result is added to the residual stream, in parts where rows are few."""
     if is_skinny(x, linear.inputs):
         return skinny(x, linear.weight, linear.bias, TO_RESIDUAL)
     return linear(x)
 
 
-def _add_norm(added: torch.Tensor | None, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+def add_norm(added: torch.Tensor | None, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
     """Adds what a product gave to `x` in place, and normalises it."""
     if added is not None and added.dim() == 3:
         return add_parts_rms_norm(added, x, norm.weight, norm.eps)

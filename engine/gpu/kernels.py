@@ -140,3 +140,47 @@ def draw_rows(best, best_ids, tokens, future, table_rows, num_blocks, BLOCK: tl.
     token = tl.load(best_ids + row * num_blocks + index).to(tl.int64)
     tl.store(tokens + row, token)
     tl.store(future + tl.load(table_rows + row), token)
+
+
+@triton.jit
+def guess_inputs(
+    turn,
+    limits,
+    table_rows,
+    positions,
+    offsets,
+    keys,
+    table,
+    own_rows,
+    own_positions,
+    rotary,
+    slots,
+    drawn_keys,
+    spots,
+    num_rows,
+    most_rows,
+    positions_per_row,
+    dummy,
+    lag,
+    BLOCK: tl.constexpr,
+):
+    """What a model that guesses reads before its guess number `turn`, which rises: of rows that want so many guesses
+    the next position and its slot, of others a dummy's. One program, so that nobody else reads the turn.
+
+    `keys` (turns, num_rows); `spots` are places in (turns, most_rows).
+    """
+    row = tl.arange(0, BLOCK)
+    inside = row < num_rows
+    now = tl.load(turn)
+    wants = inside & (now < tl.load(limits + row, mask=inside, other=0))
+    table_row = tl.where(wants, tl.load(table_rows + row, mask=inside, other=0), dummy)
+    position = tl.where(wants, tl.load(positions + row, mask=inside, other=0) + now, lag)
+    place = table_row.to(tl.int64) * positions_per_row + position
+    tl.store(own_rows + row, table_row, mask=inside)
+    tl.store(own_positions + row, position - lag, mask=inside)
+    tl.store(rotary + row, position + tl.load(offsets + row, mask=inside, other=0), mask=inside)
+    tl.store(slots + row, tl.load(table + place, mask=inside, other=0), mask=inside)
+    tl.store(drawn_keys + row, tl.load(keys + now * num_rows + row, mask=inside, other=0), mask=inside)
+    tl.store(spots + row, now * most_rows + row, mask=inside)
+    tl.debug_barrier()
+    tl.store(turn, now + 1)

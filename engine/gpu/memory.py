@@ -28,6 +28,7 @@ ENCODER_BUFFERS: Final = 1 << 30
 """Of shapes of pictures that have graphs."""
 
 NUM_GRAPHS: Final = 400
+NUM_GUESS_GRAPHS: Final = 60
 GRAPH_BYTES: Final = 64 << 10
 """A layer of a graph: 1.1 MiB a graph of 28 layers on an H200."""
 
@@ -44,6 +45,7 @@ def reserved_bytes(
     free: int,
     dtype: torch.dtype,
     device: torch.device,
+    guess_layers: int = 0,
 ) -> int:
     """What must stay free beside the KV pool.
 
@@ -55,6 +57,7 @@ def reserved_bytes(
         free: Bytes that are free now.
         dtype: Type of the model.
         device: Where it is.
+        guess_layers: Of a model that guesses, whose entries count beside the keys and values; 0: none does.
     """
     embedding = model.hidden_size * (1 + encoder.num_taps) * dtype.itemsize
     cache = config.vision_cache_bytes or vision_cache_bytes(largest * embedding, free)
@@ -64,9 +67,11 @@ def reserved_bytes(
     samples = config.max_running + 16
     if config.speculation != "none":
         samples += most_checked(config.max_running)
+    if guess_layers:
+        samples += config.max_running
     steps += 2 * samples * model.vocab_size * 4  # logits
     steps += (config.max_running + 32) * (config.max_context or model.max_positions) * 4  # slots
-    graphs = NUM_GRAPHS * model.num_layers * GRAPH_BYTES
+    graphs = (NUM_GRAPHS * model.num_layers + NUM_GUESS_GRAPHS * guess_layers) * GRAPH_BYTES
     return cache + pictures + ENCODER_BUFFERS + steps + graphs + LIBRARIES + free // MARGIN
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine.gpu import kernels
@@ -81,4 +83,70 @@ def decode_inputs(
     count = len(ids)
     kernels.decode_inputs[(-(-count // 128),)](
         ids, table_rows, positions, future, table, token_ids, slots, count, table.shape[1], BLOCK=128, num_warps=4
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GuessInputs:
+    """What rows read before a guess, (rows,) each: rows of the slot table, positions among the entries, rotary
+    positions, slots, keys of noise, and where in (turns, most rows) the guess is written to. int32, keys int64.
+    """
+
+    table_rows: torch.Tensor
+    positions: torch.Tensor
+    rotary: torch.Tensor
+    slots: torch.Tensor
+    keys: torch.Tensor
+    spots: torch.Tensor
+
+
+def guess_inputs(
+    turn: torch.Tensor,
+    limits: torch.Tensor,
+    table_rows: torch.Tensor,
+    positions: torch.Tensor,
+    offsets: torch.Tensor,
+    keys: torch.Tensor,
+    table: torch.Tensor,
+    into: GuessInputs,
+    *,
+    most_rows: int,
+    lag: int,
+) -> None:
+    """Prepares guess number `turn`, which then is the next one.
+
+    Args:
+        turn: int32 (1,), from 0.
+        limits: int32 (rows,): how many guesses each row wants. One that has them goes on at the dummies.
+        table_rows: int32 (rows,).
+        positions: int32 (rows,): of the last token that is known; guess number n is what follows n tokens behind it.
+        offsets: int32 (rows,): what rotary positions are more.
+        keys: int64 (turns, rows).
+        table: int32, the slot table, whose last row is of dummies.
+        into: What is written.
+        most_rows: See `GuessInputs`.
+        lag: See `engine.speculation.drafter.Drafter`.
+    """
+    rows = len(limits)
+    kernels.guess_inputs[(1,)](
+        turn,
+        limits,
+        table_rows,
+        positions,
+        offsets,
+        keys,
+        table,
+        into.table_rows,
+        into.positions,
+        into.rotary,
+        into.slots,
+        into.keys,
+        into.spots,
+        rows,
+        most_rows,
+        table.shape[1],
+        table.shape[0] - 1,
+        lag,
+        BLOCK=max(32, power_of_two(rows)),
+        num_warps=1,
     )

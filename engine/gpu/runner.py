@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -24,14 +24,18 @@ from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
 from engine.attention.flashinfer_modules import AttentionModules, NoModules
 from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
+from engine.gpu.drafters import GraphedDraftModel, GraphedHead
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.forward import FusedDecoder
+from engine.gpu.guess_graphs import GuessGraphs
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
 from engine.gpu.step_graphs import StepGraphs, StepResult, StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.sampling import noise_key, sample
+from engine.speculation.drafter import Drafter
+from engine.speculation.torch_drafters import Pools
 from engine.start_times import Lap, no_lap
 from preprocess.vision.slices import SlicedEncoding
 from preprocess.wire import SamplingParams
@@ -177,7 +181,20 @@ class CudaRunner(TorchRunner):
             most_tokens=min(MOST_PROMPT_TOKENS, max_positions),
         )
         self.verify_graphs = VerifyGraphs(self._decoder, self.kv_pool, table, self._future, self.graphs.memory)
+        self._guess_graphs: GuessGraphs | None = None
         self._encoder_graphs = EncoderGraphs(encoder)
+
+    def guess_with(self, drafter: Drafter) -> None:
+        """See `TorchRunner.guess_with`."""
+        super().guess_with(drafter)
+        self._decoder.told = drafter.told
+        if isinstance(drafter, GraphedDraftModel | GraphedHead):
+            self._guess_graphs = drafter.graphs
+
+    def pools(self) -> Pools:
+        """See `TorchRunner.pools`."""
+        assert self.graphs is not None
+        return replace(super().pools(), graphs=self.graphs.memory)
 
     def warm_up(self, lap: Lap = no_lap) -> None:
         """See `Runner.warm_up`; kernels are compiled and the first graphs captured here."""
@@ -190,6 +207,8 @@ class CudaRunner(TorchRunner):
         super().warm_up()
         lap("first steps")
         self.graphs.capture()
+        if self._guess_graphs is not None:
+            self._guess_graphs.capture()
         lap("graphs")
         self._expect_pictures(time.monotonic() + EXPECTING_S)
         lap("pictures")
@@ -229,6 +248,8 @@ class CudaRunner(TorchRunner):
         self.graphs.send_all()
         if self._drafts:
             self.verify_graphs.send_all()
+        if self._guess_graphs is not None:
+            self._guess_graphs.send_all()
 
     def idle(self) -> bool:
         """See `Runner.idle`."""
@@ -413,6 +434,9 @@ class CudaRunner(TorchRunner):
             hidden[at : at + len(rows_of)] = rows_of.view(len(rows_of), -1)[:, :width]
         segments = [Segment(row.table_row, row.start, length) for row, length in zip(rows, lengths, strict=True)]
         plan = self._attention.plan(segments, positions)
+        if self._told is not None:
+            for at, rows_of in embeddings:
+                self._told.see(plan.slots[at : at + len(rows_of)], rows_of.view(len(rows_of), -1)[:, :width])
         if not len(sampling_ends):  # the last layer's results are nobody's, but its keys and values are
             self._decoder.logits(hidden, rotary, plan, self._taps(embeddings), sent[:1] * 0)
             return torch.empty((0, self.vocab_size), device=self.device)

@@ -386,6 +386,8 @@ class StepGraphs:
             is_vision = parts["is_vision"][decode:].bool().unsqueeze(1)
             shown = torch.where(is_vision, self._vision[: layout.prompt], 0)  # (prompt, hidden * (1 + taps))
             hidden[decode:] = torch.where(is_vision, shown[:, :width], hidden[decode:])
+            if self._decoder.told is not None:  # of text zeros, which nobody looks at
+                self._decoder.told.see(slots[decode:], shown[:, :width])
             if self._num_taps:
                 taps = shown.view(layout.prompt, -1, width)[:, 1:].transpose(0, 1)
                 deepstack = Shown(decode, taps)

@@ -181,8 +181,10 @@ class VerifyGraphs:
             parts["positions"][at] = np.repeat(starts, counts) + ordinals
             parts["rotary"][at] = np.repeat(starts + deltas, counts) + ordinals
             sampling = [how for row in rows for how in (row.sampling, *row.drafted) if how is not None]
-            parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
-            parts["temperatures"].view(np.float32)[at] = [temperature_of(how.params) for how in sampling]
+            temperatures = [temperature_of(how.params) for how in sampling]
+            if any(temperatures):
+                parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
+                parts["temperatures"].view(np.float32)[at] = temperatures
             parts["sample_places"][firsts[counts == 1]] = own_places[counts == 1]
         lengths = parts["positions"][layout.queries - 1 :: layout.queries] + 1
         parts["part_keys"][:] = part_keys(lengths, self._pool.shape[3])

@@ -174,14 +174,24 @@ class Eagle3:
         """Embeddings of tokens and features of those before them, (tokens, hidden) each → hidden states, not yet
         normalised. `positions` as in `Decoder.forward`.
         """
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         normed = self.feature_norm(features)
+        query, key_value = self._heads(embedded, normed, positions)
+        x = (normed if self.config.norm_before_residual else features) + self.out(plan.attend(0, query, key_value))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def entries(self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What `forward` writes, (tokens, 2, kv_heads, head_dim): a pair's keys and values hang on no other's."""
+        return self._heads(embedded, self.feature_norm(features), positions)[1]
+
+    def _heads(
+        self, embedded: torch.Tensor, normed: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries (tokens, heads, head_dim), and keys and values."""
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         x = torch.cat((self.token_norm(embedded), normed), dim=1)  # (tokens, 2 hidden)
         qkv = self.qkv(x).view(len(x), -1, self.config.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
         self.rope.rotate_(qkv[:, : heads + kv_heads], *self.rope.at(positions))
-        kv = qkv[:, heads:].view(len(x), 2, kv_heads, -1)
-        x = (normed if self.config.norm_before_residual else features) + self.out(plan.attend(0, qkv[:, :heads], kv))
-        return x + self.mlp(self.mlp_norm(x))
+        return qkv[:, :heads], qkv[:, heads:].view(len(x), 2, kv_heads, -1)
 
     def logits(self, hidden: torch.Tensor, target: Decoder) -> torch.Tensor:
         """Hidden states (rows, hidden) → float32 (rows, the target's vocabulary); -inf where the head knows no id."""

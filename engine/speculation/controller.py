@@ -40,8 +40,8 @@ have it guess for long.
 """
 OFTEN: Final = 16
 """The same for each tenth that is promised above plain steps: where little is, an old figure soon is too old."""
-LEARNING: Final = 0.1
-"""What one verifying step counts in trust."""
+LEARNING: Final = 0.03
+"""What one verifying step counts in trust: little, as right guesses come in runs."""
 FORGIVING: Final = 1 / 512
 """What one step without drafts gives back of it."""
 LEAST_TRUST: Final = 0.25

@@ -8,7 +8,7 @@ by a prefix, kept by a retraction, taken back with a wrong guess) is true of bot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from engine.batch import RowSampling
     from engine.speculation.drafting import Kind
     from engine.speculation.torch_drafters import Told
 
@@ -42,6 +43,28 @@ class DraftRow:
     positions: NDArray[np.int32] | None = None
     position_delta: int = 0
     asks: bool = True
+
+    def parts(self) -> tuple[DraftRow | None, DraftRow]:
+        """What comes before the last token of a row that asks, None where nothing does; and that token, which asks."""
+        count = len(self.token_ids) - 1
+        if not count:
+            return None, self
+        vision, positions = self.vision, self.positions
+        before = replace(
+            self,
+            token_ids=self.token_ids[:count],
+            vision=None if vision is None else vision[:count],
+            positions=None if positions is None else positions[:, :count],
+            asks=False,
+        )
+        last = replace(
+            self,
+            start=self.start + count,
+            token_ids=self.token_ids[count:],
+            vision=None,  # it was said, or is where an answer begins
+            positions=None if positions is None else positions[:, count:],
+        )
+        return before, last
 
 
 class Drafter(Protocol):
@@ -93,11 +116,15 @@ class Drafter(Protocol):
 class ChainDrafter(Drafter, Protocol):
     """One that makes several guesses in a call."""
 
+    def draws(self, how: RowSampling) -> bool:
+        """Whether it can draw as the target will."""
+        ...
+
     def guess(
-        self, rows: Sequence[DraftRow], lengths: Sequence[int], allowed: Sequence[NDArray[np.int32] | None]
+        self, rows: Sequence[DraftRow], lengths: Sequence[int], sampling: Sequence[RowSampling]
     ) -> list[list[int]]:
-        """As `forward` of rows that are not guessed, and then one guess after the other, the likeliest each time: those
-        of the rows that ask, so many of each. `allowed`: bits of the ids that the first may be, as in
-        `engine.batch.TokenMask.words`; None: any.
+        """As `forward` of rows that are not guessed, and then one guess after the other: those of the rows that ask, so
+        many of each. `sampling`: how the first is drawn, of which `draws` is true; later ones alike, but for what a
+        grammar allows.
         """
         ...

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from engine.sampling import COLDEST, is_changed, sample
+from engine.sampling import sample
 from engine.speculation.draft_times import FEW
 from engine.speculation.drafter import ChainDrafter, Drafter, DraftRow
 from engine.speculation.lookahead import Lookahead
@@ -142,8 +142,38 @@ class ModelDrafting:
         rows, asking, late = self._first_rows(everybody)
         if not rows:
             return
-        if asking and all(_is_plain(guesses) for guesses in asking) and self._guess_at_once(rows, asking, late):
+        chains = self._chains
+        sampling = [_sampling(guesses) for guesses in asking]
+        is_drawn = [chains is not None and chains.draws(how) for how in sampling]
+        if chains is None or not any(is_drawn):
+            self.took = len(rows), late, *self._one_by_one(rows, asking)
             return
+        started_s = self._clock()
+        num_rows = len(rows)
+        if late > FEW * num_rows or not all(is_drawn):  # before, so that it is known what a guess takes
+            parts = [row.parts() if row.asks else (row, None) for row in rows]
+            before = [early for early, _ in parts if early is not None]
+            if before:
+                self._drafter.forward(before, guessed=False)
+            rows = [last for _, last in parts if last is not None]
+        began_s = self._clock()
+        if all(is_drawn):
+            _guess_at_once(chains, rows, asking, sampling)
+        else:
+            for is_quick in (True, False):
+                kind = [index for index, drawn in enumerate(is_drawn) if drawn is is_quick]
+                of_kind, asked = [rows[index] for index in kind], [asking[index] for index in kind]
+                if is_quick:
+                    _guess_at_once(chains, of_kind, asked, [sampling[index] for index in kind])
+                else:
+                    self._one_by_one(of_kind, asked)
+        ended_s = self._clock()
+        most = max(guesses.length for guesses in asking)
+        each_s = (ended_s - began_s) / most
+        self.took = num_rows, late, most, began_s - started_s + each_s, ended_s - began_s - each_s
+
+    def _one_by_one(self, rows: list[DraftRow], asking: list[_Guesses]) -> tuple[int, float, float]:
+        """A forward a guess: how many, and seconds of the first and of the others."""
         started_s = self._clock()
         logits = self._drafter.forward(rows, guessed=False)
         first_s = self._clock() - started_s
@@ -156,33 +186,7 @@ class ModelDrafting:
             if asking:
                 logits = self._drafter.forward([self._next_row(guesses) for guesses in asking], guessed=True)
                 num_forwards += 1
-        self.took = len(rows), late, num_forwards, first_s, self._clock() - started_s - first_s
-
-    def _guess_at_once(self, rows: list[DraftRow], asking: list[_Guesses], late: int) -> bool:
-        """All guesses in one call where the drafter can. Behind the first one a grammar is not asked what it allows: a
-        guess that it does not is dropped afterwards, with those behind it.
-        """
-        drafter = self._chains
-        if drafter is None:
-            return False
-        started_s = self._clock()
-        num_rows = len(rows)
-        if late > FEW * num_rows:  # before, so that it is known what a guess takes
-            parts = [_parts(row) for row in rows]
-            drafter.forward([before for before, _ in parts if before is not None], guessed=False)
-            rows = [last for _, last in parts if last is not None]
-        began_s = self._clock()
-        lengths = [guesses.length for guesses in asking]
-        allowed = [None if guesses.ahead is None else guesses.ahead.words() for guesses in asking]
-        for guesses, token_ids in zip(asking, drafter.guess(rows, lengths, allowed), strict=True):
-            for token_id in token_ids:
-                if guesses.ends_with(token_id):
-                    break
-                guesses.token_ids.append(token_id)
-        ended_s = self._clock()
-        each_s = (ended_s - began_s) / max(lengths)
-        self.took = num_rows, late, max(lengths), began_s - started_s + each_s, ended_s - began_s - each_s
-        return True
+        return num_forwards, first_s, self._clock() - started_s - first_s
 
     def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
         """What is missing up to each sequence's last token, as far as `MOST_LATE` allows; who is complete then, and how
@@ -253,29 +257,18 @@ def _padded(vision: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     return padded
 
 
-def _parts(row: DraftRow) -> tuple[DraftRow | None, DraftRow | None]:
-    """A row that catches up, and its last token, after which it asks; None where there is nothing of it."""
-    count = len(row.token_ids) - 1
-    if not row.asks:
-        return row, None
-    if not count:
-        return None, row
-    vision, positions = row.vision, row.positions
-    before = dataclasses.replace(
-        row,
-        token_ids=row.token_ids[:count],
-        vision=None if vision is None else vision[:count],
-        positions=None if positions is None else positions[:, :count],
-        asks=False,
-    )
-    last = dataclasses.replace(
-        row,
-        start=row.start + count,
-        token_ids=row.token_ids[count:],
-        vision=None if vision is None else vision[count:],
-        positions=None if positions is None else positions[:, count:],
-    )
-    return before, last
+def _guess_at_once(
+    drafter: ChainDrafter, rows: list[DraftRow], asking: list[_Guesses], sampling: list[RowSampling]
+) -> None:
+    """All guesses in one call. Behind the first one a grammar is not asked what it allows: a guess that it does not is
+    dropped afterwards, with those behind it.
+    """
+    lengths = [guesses.length for guesses in asking]
+    for guesses, token_ids in zip(asking, drafter.guess(rows, lengths, sampling), strict=True):
+        for token_id in token_ids:
+            if guesses.ends_with(token_id):
+                break
+            guesses.token_ids.append(token_id)
 
 
 def _take(guesses: _Guesses, token_id: int) -> None:
@@ -286,12 +279,6 @@ def _take(guesses: _Guesses, token_id: int) -> None:
         guesses.is_over = guesses.ahead.is_over
     if not guesses.is_over:
         guesses.token_ids.append(token_id)
-
-
-def _is_plain(guesses: _Guesses) -> bool:
-    """Whether the target will draw the likeliest token, of those that a grammar allows."""
-    sampling = guesses.sequence.sampling((), guesses.ahead)
-    return sampling.params.temperature < COLDEST and not is_changed(sampling)
 
 
 def _sampling(guesses: _Guesses) -> RowSampling:

@@ -19,6 +19,7 @@ from engine.speculation.drafter import Drafter, DraftRow
 from engine.speculation.drafting import Kind
 
 if TYPE_CHECKING:
+    from engine.gpu.graph import GraphMemory
     from preprocess.blocks.rope import RopeConfig
 
 
@@ -30,11 +31,14 @@ class Pools:
         slot_table: (rows, positions) int32 on the device.
         num_slots: With the dummy.
         dtype: Of weights and entries.
+        graphs: What the target's graphs keep their tensors in, where its steps are graphs: the table then has one row
+            more, of dummies.
     """
 
     slot_table: torch.Tensor
     num_slots: int
     dtype: torch.dtype
+    graphs: GraphMemory | None = None
 
     def zeros(self, *shape: int) -> torch.Tensor:
         """Of this shape. Pages of a CPU take memory only once they are written."""
@@ -71,7 +75,22 @@ class Told:
         """
         self.features.index_copy_(0, slots, torch.cat([features[index] for index in self.layers], dim=1))
         for at, embeddings in vision:
-            self.seen.index_copy_(0, slots[at : at + len(embeddings)], embeddings)
+            self.see(slots[at : at + len(embeddings)], embeddings)
+
+    def wants(self, num_layers: int) -> bool:
+        """Whether hidden states after so many layers are to be written down."""
+        return num_layers in self.layers
+
+    def write(self, num_layers: int, slots: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Hidden states (tokens, hidden) after so many layers, of tokens at these slots."""
+        by_layer = self.features.view(len(self.features), len(self.layers), -1)
+        for place, wanted in enumerate(self.layers):
+            if wanted == num_layers:
+                by_layer[:, place].index_copy_(0, slots.long(), hidden)
+
+    def see(self, slots: torch.Tensor, embeddings: torch.Tensor) -> None:
+        """Embeddings (tokens, hidden) of vision tokens at these slots."""
+        self.seen.index_copy_(0, slots.long(), embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,7 @@ class _Step:
         table_rows: (tokens,) int64, of each token.
         places: (tokens,) int64, positions of the tokens.
         rotary: (tokens,) or (3, tokens).
+        plan: None where no row asks, and entries need no attention.
         ends: (rows that ask,) int64: the last token of each, in the order asked for.
     """
 
@@ -90,7 +110,7 @@ class _Step:
     table_rows: torch.Tensor
     places: torch.Tensor
     rotary: torch.Tensor
-    plan: TorchPlan
+    plan: TorchPlan | None
     ends: torch.Tensor
     vision: torch.Tensor | None
 
@@ -104,7 +124,7 @@ class _Layout:
         self._has_axes = rope.sections is not None
         self._lag = lag
 
-    def step(self, rows: Sequence[DraftRow]) -> _Step:
+    def step(self, rows: Sequence[DraftRow], *, is_planned: bool = True) -> _Step:
         order = sorted(range(len(rows)), key=lambda index: (len(rows[index].token_ids), -rows[index].start))
         laid_out = [rows[index] for index in order]
         segments = [Segment(row.table_row, row.start - self._lag, len(row.token_ids)) for row in laid_out]
@@ -125,7 +145,7 @@ class _Layout:
             self._send(np.repeat([row.table_row for row in laid_out], lengths)),
             places,
             self._rotary(laid_out, places - self._lag),
-            self._attention.plan(segments, places - self._lag),
+            self._attention.plan(segments, places - self._lag) if is_planned else None,
             torch.tensor(
                 [end for row, end in zip(rows, last, strict=True) if row.asks], dtype=torch.long, device=self._device
             ),
@@ -165,6 +185,9 @@ class DraftModel:
         pools: The target's slots.
         vocab_size: The target's. The draft model's may be padded to another size.
         cost: See `Drafter.cost`; `late_cost` is the same.
+
+    Attributes:
+        pool: (layers, slots, 2, kv_heads, head_dim): its entries.
     """
 
     kind = Kind.DRAFT_MODEL
@@ -179,8 +202,8 @@ class DraftModel:
         has_axes = config.rope.sections is not None  # then positions are angles, which no table bounds
         self.max_positions = pools.slot_table.shape[1] if has_axes else config.max_positions
         self.token_bytes = entry_bytes(config, pools.dtype)
-        pool = pools.zeros(config.num_layers, pools.num_slots, 2, config.num_kv_heads, config.head_dim)
-        self._layout = _Layout(pool, pools.slot_table, config.rope, self.lag)
+        self.pool = pools.zeros(config.num_layers, pools.num_slots, 2, config.num_kv_heads, config.head_dim)
+        self._layout = _Layout(self.pool, pools.slot_table, config.rope, self.lag)
         self._vocab_size = vocab_size
         self._device = pools.slot_table.device
 
@@ -188,6 +211,7 @@ class DraftModel:
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """See `Drafter.forward`."""
         step = self._layout.step(rows)
+        assert step.plan is not None
         known = self.model.config.vocab_size
         token_ids = [token_id if token_id < known else 0 for token_id in step.token_ids]  # padding, never said
         embedded = self.model.embed(torch.tensor(token_ids, device=self._device))
@@ -207,6 +231,9 @@ class Head:
         target: The model that it was trained for: embeds tokens, and gives logits where the head has none of its own.
         pools: The target's slots.
         cost: See `Drafter.cost`; `late_cost` is the same.
+
+    Attributes:
+        pool: (1, slots, 2, kv_heads, head_dim): its entries.
     """
 
     kind = Kind.HEAD
@@ -226,19 +253,23 @@ class Head:
         self._device = pools.slot_table.device
         # Its own guess of what the target makes of each row's last token.
         self._ahead = pools.zeros(pools.slot_table.shape[0], config.hidden_size)
-        pool = pools.zeros(1, pools.num_slots, 2, config.num_kv_heads, config.head_dim)
-        self._layout = _Layout(pool, pools.slot_table, config.rope, self.lag)
+        self.pool = pools.zeros(1, pools.num_slots, 2, config.num_kv_heads, config.head_dim)
+        self._layout = _Layout(self.pool, pools.slot_table, config.rope, self.lag)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
         """See `Drafter.forward`."""
-        step = self._layout.step(rows)
+        step = self._layout.step(rows, is_planned=any(row.asks for row in rows))
         embedded = self._embed(step)
         if guessed:
             features = self._ahead.index_select(0, step.table_rows)
         else:
             before = self._slot_table[step.table_rows, step.places - 1].long()
             features = self.model.fuse(self.told.features.index_select(0, before))
+        if step.plan is None:
+            slots = self._slot_table[step.table_rows, step.places].long()
+            self.pool[0].index_copy_(0, slots, self.model.entries(embedded, features, step.rotary))
+            return torch.empty((0, self.model.config.vocab_size), device=self._device)
         hidden = self.model.forward(embedded, features, step.rotary, step.plan).index_select(0, step.ends)
         self._ahead.index_copy_(0, step.table_rows.index_select(0, step.ends), hidden)
         return self.model.logits(hidden, self._target)

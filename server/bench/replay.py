@@ -10,12 +10,18 @@ drafts. Everything goes through the engine's own loop.
     chain   `--length` drafts in a row, always
     tree    the likeliest `--length` drafts of a tree, always, where the device checks trees
     auto    as the controller decides, from both, once a round that does not count has taught it
+    model   `--length` guesses of `--draft-head` or `--draft-model`, always: it makes them, and they are replaced by the
+            script's, so that what guessing costs is the model's, and how often guesses are right is not
+    asked   the same, as the controller decides
 
-Machines are noisy: each round of a row comes right after a plain one, and `step ×` (what a step takes by a plain one)
-and `time ÷` (what a plain token takes by one here) are medians of the rounds, with the quartiles of `time ÷`. Within a
-round the middle half of the steps counts, and none that computes prompts.
+Machines are noisy: on a CPU each round of a row comes right after a plain one; a GPU is quiet enough for one plain
+round to stand beside all rows. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by
+one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round the middle half of the steps counts,
+and none that computes prompts or in which a stream has ended. Every size of step is run once before anything is timed,
+so that no graph is captured later; on a GPU times are ordinary time, from one step's results to the next one's.
 
-    beholder bench replay [--model FOLDER] [--device cuda] [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
+    beholder bench replay [--model FOLDER] [--device cuda] [--draft-model FOLDER | --draft-head FOLDER]
+                            [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
 """
 
 from __future__ import annotations
@@ -33,12 +39,19 @@ from server.bench.speculation import Bench, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Sequence as Ordered
 
     from engine.core import Engine
+    from engine.sequence import Sequence
     from engine.speculation.lengths import Lengths
+    from engine.speculation.model_drafting import ModelDrafting
+    from engine.speculation.replay import Replay
     from preprocess.wire import OutputStart, TokenEvents
 
-SHAPES: Final = ("chain", "tree", "auto")
+SHAPES: Final = ("chain", "tree", "auto", "model", "asked")
+OF_MODELS: Final = ("model", "asked")
+DECIDED: Final = ("auto", "asked")
+"""Shapes for which a model guesses, and those in which the controller says how much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +84,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=count, default=200, help="tokens of each answer (default: 200)")
     parser.add_argument("--rounds", type=count, default=5, help="rounds of every row (default: 5)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="which of them (default: all)")
+    parser.add_argument("--draft-model", default="", help="a smaller model that guesses (default: none)")
+    parser.add_argument("--draft-head", default="", help="a head that guesses (default: none)")
     parser.add_argument("--device", default="auto", help="where it runs (default: auto)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -81,10 +96,11 @@ def main(arguments: list[str]) -> int:
     if options.tokens < 2:
         parser.error("--tokens must be at least 2")
     places = {"model": options.model, "device": options.device, "dtype": options.dtype}
+    places |= {"draft_model": options.draft_model, "draft_head": options.draft_head}
     bench = ReplayBench(places, Script(options.length, options.branches, options.second))
-    shapes = [shape for shape in options.shapes.split(",") if shape != "tree" or bench.takes_trees]
+    shapes = [shape for shape in options.shapes.split(",") if shape in bench.shapes]
     if not shapes:
-        print("beholder: the model's device checks no trees, there is nothing to measure", file=sys.stderr)
+        print(f"beholder: {options.shapes}: there is nothing to measure, expected {bench.shapes}", file=sys.stderr)
         return 2
     rows = []
     for num_streams in options.streams:
@@ -101,19 +117,28 @@ class ReplayBench(Bench):
     """One loaded model that answers with a text it is given.
 
     Attributes:
-        takes_trees: Whether drafts may be trees.
+        shapes: What there is to measure: trees where the device checks them, guesses of a model where there is one.
     """
 
     def __init__(self, options: Mapping[str, object], script: Script) -> None:
         super().__init__({"speculation": "auto", **options})
-        self.takes_trees = self._runner.takes_trees
+        self._is_noisy = self._runner.slot_table.device.type == "cpu"
+        missing = [] if self._runner.takes_trees else ["tree"]
+        missing += [] if self._runner.drafter is not None else OF_MODELS
+        self.shapes = [shape for shape in SHAPES if shape not in missing]
         self._guesses = script
-        self._taught: dict[float, Lengths] = {}
+        self._taught: dict[tuple[str, float], Lengths] = {}
 
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
     ) -> list[dict[str, Any]]:
-        """The figures of each shape and length at each accuracy."""
+        """The figures of each shape and length at each accuracy.
+
+        Raises:
+            RuntimeError: There are more streams than sequences may run at once.
+        """
+        if num_streams > self._config.max_running:
+            raise RuntimeError(f"{num_streams} streams, but at most {self._config.max_running} sequences run at once")
         self._taught.clear()
         asked = [("", "What is written in the picture?")]
         streams = [
@@ -125,25 +150,42 @@ class ReplayBench(Bench):
             (shape, length, accuracy)
             for accuracy in accuracies
             for shape in shapes
-            for length in (lengths if shape != "auto" else [max(lengths)])
+            for length in (lengths if shape not in DECIDED else [max(lengths)])
         ]
         found: dict[tuple[str, int, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
+        self._run_sizes(num_streams)
         for number in range(rounds + 1):
-            for key in wanted:
-                pair = self._plain(streams), self._replay(streams, *key, number)
+            plain = self._plain(streams)
+            for index, key in enumerate(wanted):
+                if index and self._is_noisy:
+                    plain = self._plain(streams)
+                steps = self._replay(streams, *key, number)
                 if number:  # the first round teaches
-                    found[key].append(pair)
+                    found[key].append((plain, steps))
             print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
         return [_row(num_streams, shape, length, accuracy, pairs) for (shape, length, accuracy), pairs in found.items()]
 
+    def _run_sizes(self, num_streams: int) -> None:
+        """Steps of so many rows, of every width that drafts give them: on nobody's data, with no engine around."""
+        from engine.batch import Row, RowSampling
+        from engine.speculation.controller import LENGTHS
+        from preprocess.wire import SamplingParams
+
+        how = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), output_index=0)
+        for length in (0, *(length for length in LENGTHS if length <= self._runner.max_drafts)):
+            guesses = [how] * length
+            rows = [Row(row, 1, [0] * (1 + length), how, drafted=guesses) for row in range(num_streams)]
+            for _ in range(2):
+                self._runner.step(rows)
+
     def _plain(self, streams: list[Stream]) -> _Steps:
-        steps = _Steps()
+        steps = _Steps(len(streams))
         self._run(streams, "none", self._dictation, lambda engine: steps.watch(engine, self._clock))
         return steps
 
     def _replay(self, streams: list[Stream], shape: str, length: int, accuracy: float, seed: int) -> _Steps:
         """One round of one row."""
-        steps = _Steps()
+        steps = _Steps(len(streams))
         text, guesses = self._dictation, self._guesses
         answers = {}
         for request in (request for stream in streams for request in stream.requests):
@@ -157,9 +199,14 @@ class ReplayBench(Bench):
             steps.watch(engine, self._clock)
             vocab, branches = self._runner.vocab_size, 0 if shape == "chain" else guesses.branches
             source = Replay(answers, accuracy, vocab, seed, branches=branches, second=guesses.second)
-            engine.speculator.sources = [source]
-            if shape == "auto":
-                engine.speculator.controller = self._taught.setdefault(accuracy, self._controller())
+            if shape in OF_MODELS:
+                assert engine.speculator.model is not None
+                _replace_guesses(engine.speculator.model, source)
+            else:
+                engine.speculator.model = None
+            engine.speculator.sources = [source] if shape not in OF_MODELS else []
+            if shape in DECIDED:
+                engine.speculator.controller = self._taught.setdefault((shape, accuracy), self._controller())
             else:
                 engine.speculator.controller = Always(length)
 
@@ -168,9 +215,10 @@ class ReplayBench(Bench):
 
 
 class _Steps:
-    """What the steps of one round took, and gave, but for those with prompts."""
+    """What the steps of one round took, and gave: of those in which all streams decode and nothing else is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_streams: int) -> None:
+        self._num_streams = num_streams
         self.times_ms: list[float] = []
         self.tokens = 0
         self.drafted = 0
@@ -181,7 +229,7 @@ class _Steps:
 
         def watched() -> list[OutputStart | TokenEvents]:
             running = engine.scheduler.running
-            decodes = bool(running) and not len(engine.waiting) and all(sequence.is_decoding for sequence in running)
+            decodes = len(running) == self._num_streams and all(sequence.is_decoding for sequence in running)
             tokens, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
             started_s = clock()
             told = step()
@@ -195,7 +243,11 @@ class _Steps:
 
     @property
     def step_ms(self) -> float:
-        """The mean of the middle half."""
+        """The mean of the middle half. Raises RuntimeError where there was no step."""
+        if not self.times_ms:
+            raise RuntimeError(
+                f"{self._num_streams} streams never decoded side by side; expected fewer of them, or more --tokens"
+            )
         edge = len(self.times_ms) // 4
         return statistics.fmean(sorted(self.times_ms)[edge : len(self.times_ms) - edge])
 
@@ -203,6 +255,22 @@ class _Steps:
     def rate(self) -> float:
         """Tokens a millisecond, if all steps were such."""
         return self.tokens / len(self.times_ms) / self.step_ms
+
+
+def _replace_guesses(model: ModelDrafting, source: Replay) -> None:
+    """Have a model guess, and say the script's guesses."""
+    from engine.speculation.drafting import Drafting
+
+    draft = model.draft
+
+    def scripted(wanted: Ordered[tuple[Sequence, int]]) -> list[list[int]]:
+        guessed = []
+        for (sequence, _), token_ids in zip(wanted, draft(wanted), strict=True):
+            proposal = source.propose(sequence, Drafting(), len(token_ids)) if token_ids else None
+            guessed.append([] if proposal is None else list(proposal.token_ids))
+        return guessed
+
+    model.draft = scripted  # type: ignore[method-assign]
 
 
 def _row(

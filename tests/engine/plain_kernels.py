@@ -145,6 +145,38 @@ def _draw_rows(
         future[row] = token
 
 
+def _guess_inputs(
+    turn: torch.Tensor,
+    limits: torch.Tensor,
+    table_rows: torch.Tensor,
+    positions: torch.Tensor,
+    offsets: torch.Tensor,
+    keys: torch.Tensor,
+    table: torch.Tensor,
+    own_rows: torch.Tensor,
+    own_positions: torch.Tensor,
+    rotary: torch.Tensor,
+    slots: torch.Tensor,
+    drawn_keys: torch.Tensor,
+    spots: torch.Tensor,
+    num_rows: int,
+    most_rows: int,
+    positions_per_row: int,
+    dummy: int,
+    lag: int,
+    **_: int,
+) -> None:
+    now = int(turn)
+    for row in range(num_rows):
+        wants = now < int(limits[row])
+        place, position = (int(table_rows[row]), int(positions[row]) + now) if wants else (dummy, lag)
+        assert position < positions_per_row
+        own_rows[row], own_positions[row] = place, position - lag
+        rotary[row], slots[row] = position + offsets[row], table[place, position]
+        drawn_keys[row], spots[row] = keys.view(-1)[now * num_rows + row], now * most_rows + row
+    turn += 1
+
+
 def _attend(
     query: torch.Tensor,
     pool: torch.Tensor,
@@ -221,6 +253,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
         "decode_inputs": _decode_inputs,
         "draw_blocks": _draw_blocks,
         "draw_rows": _draw_rows,
+        "guess_inputs": _guess_inputs,
     }
     for name, run in plain.items():
         patch.setattr(kernels, name, Kernel(run))

@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.load import FAMILIES, set_threads
+from engine.load_drafter import load_drafter
 from engine.models.experts import Experts
 from engine.runner import TorchRunner
 from preprocess.blocks.checkpoint import Checkpoint
@@ -235,9 +237,11 @@ def simulate(patch: pytest.MonkeyPatch, *, interpreted: bool = False, prompt_siz
 
 
 def load_simulated(
-    folder: Path, *, max_rows: int, kv_tokens: int = 4000, dtype: torch.dtype = torch.float32
+    folder: Path, *, max_rows: int, kv_tokens: int = 4000, dtype: torch.dtype = torch.float32, **options: Any
 ) -> CudaRunner:
-    """What `load_runner` makes on a GPU, once `simulate` was called. float32 lets answers be compared for equality."""
+    """What `load_runner` makes on a GPU, once `simulate` was called. float32 lets answers be compared for equality.
+    `options`: of `EngineConfig`, about who guesses.
+    """
     from engine.gpu.runner import CudaRunner
 
     set_threads(1)
@@ -251,7 +255,9 @@ def load_simulated(
             weights = layer.mlp.gate_up, layer.mlp.down
             stacked = [torch.stack([linear.weight for linear in part]) for part in weights]
             layer.mlp.stacked = stacked[0], stacked[1]
-    return CudaRunner(
+    languages = {name: family.language for name, family in FAMILIES.items()}
+    drafter = load_drafter(EngineConfig(str(folder), **options), model, checkpoint, languages, is_quick=True)
+    runner = CudaRunner(
         model,
         encoder,
         num_slots=1 + kv_tokens,
@@ -261,6 +267,9 @@ def load_simulated(
         device=cpu,
         modules=PlainModules(),
     )
+    if drafter is not None:
+        runner.guess_with(drafter.on(runner.pools(), None))
+    return runner
 
 
 def rows_of_table(runner: TorchRunner, rows: int, each: int) -> None:

@@ -24,11 +24,18 @@ def needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     loaded: Any = load_runner(EngineConfig(str(folder), dtype="float32", threads=1, kv_tokens=64, max_running=1))
     monkeypatch.setattr(engine.gpu.memory, "picture_token_bytes", lambda encoder, device: 50_000)
 
-    def of(largest: int = 100, free: int = 64 * GIB, **options: Any) -> int:
+    def of(largest: int = 100, free: int = 64 * GIB, guess_layers: int = 0, **options: Any) -> int:
         config = EngineConfig(str(folder), **options)
         device = torch.device("cuda")
         return reserved_bytes(
-            config, loaded.model.config, loaded.encoder, largest=largest, free=free, dtype=torch.bfloat16, device=device
+            config,
+            loaded.model.config,
+            loaded.encoder,
+            largest=largest,
+            free=free,
+            dtype=torch.bfloat16,
+            device=device,
+            guess_layers=guess_layers,
         )
 
     return of
@@ -42,6 +49,7 @@ def test_more_is_reserved_for_larger_pictures_steps_and_caches(needs: Any) -> No
     assert needs(max_running=512) > needs(max_running=64)
     assert needs(max_context=1000) < needs(max_context=128_000)
     assert needs(speculation="none") < plain, "drafts have logits of their own"
+    assert plain < needs(guess_layers=1) < needs(guess_layers=28) < plain + GIB, "guesses are graphs with logits, too"
     assert needs(free=128 * GIB) > plain, "a part of what is free is nobody's"
     assert plain < 7 * GIB
 

@@ -236,24 +236,6 @@ def test_a_context_beyond_the_model_is_refused(folder: Path) -> None:
         _load(folder, max_context=2000)
 
 
-@pytest.mark.parametrize("source", ["draft-model", "head"])
-def test_a_model_as_the_source_of_guesses_is_refused_where_none_guesses(
-    source: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ModelError, match=f"speculation is {source}, but no model guesses on a GPU yet"):
-        load_runner(EngineConfig(str(folder), device="cuda", speculation=source))
-
-
-@pytest.mark.parametrize("option", ["draft_model", "draft_head"])
-def test_a_model_that_would_guess_is_refused_where_none_guesses(
-    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ModelError, match=f"{option} is set, but no model guesses on a GPU yet"):
-        load_runner(EngineConfig(str(folder), device="cuda", **{option: str(folder)}))
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

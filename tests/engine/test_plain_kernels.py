@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_heads import tiny_head
 from tiny_models import FAMILIES
 
 from engine.batch import Row, RowSampling
+from engine.speculation.drafter import ChainDrafter, DraftRow
 from preprocess.wire import SamplingParams
 from tests.engine.simulated_gpu import load_simulated, needs_interpreter, rows_of_table, simulate
 
@@ -53,3 +55,29 @@ def test_tritons_kernels_say_what_plain_torch_says(family: str, tmp_path: Path) 
     assert real == plain
     assert _error(real_logits, plain_logits) < 1e-5
     assert _error(real_pool, plain_pool) < 1e-5
+
+
+def test_guesses_by_tritons_kernels_are_those_of_plain_torch(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that want unlike many, drawn in all ways."""
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "head_dim": 64}
+    head = tiny_head(tmp_path / "head", tiny_model, fields=layers, draft_vocab_size=80)
+    sampled = [GREEDY, DRAWN, RowSampling(SamplingParams(max_tokens=8, temperature=0.7, seed=3, top_k=9), 5)]
+    monkeypatch.setattr("engine.gpu.guess_graphs.WIDTHS", (2, 4))
+    found = []
+    for interpreted in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            simulate(patch, interpreted=interpreted, prompt_sizes=[8, 32])
+            runner = load_simulated(tiny_model, max_rows=3, draft_head=str(head))
+            rows_of_table(runner, 3, 40)
+            runner.step([Row(row, 0, _ids(row, 6 + row), None) for row in range(3)])
+            drafter = runner.drafter
+            assert isinstance(drafter, ChainDrafter)
+            assert runner._guess_graphs is not None
+            runner._guess_graphs.capture()
+            drafter.forward([DraftRow(row, 1, _ids(row, 6 + row)[1:], asks=False) for row in range(3)], guessed=False)
+            rows = [DraftRow(row, 6 + row, [70 + row, 80, 90][: 3 - row]) for row in range(3)]
+            runner.step([Row(row.table_row, row.start, row.token_ids, None) for row in rows])
+            found.append(drafter.guess(rows, [4, 1, 3], sampled))
+    assert found[0] == found[1]

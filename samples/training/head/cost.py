@@ -51,7 +51,7 @@ def chain(runner: TorchRunner, length: int) -> Callable[[], Any]:
     assert drafter is not None
     if isinstance(drafter, ChainDrafter):
         chained = drafter
-        return lambda: chained.guess([row], [length], [None])
+        return lambda: chained.guess([row], [length], [GREEDY])
 
     def one_by_one() -> None:
         logits = drafter.forward([row], guessed=False)

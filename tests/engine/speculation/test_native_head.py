@@ -7,12 +7,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tiny_heads import tiny_head
 from tiny_models import FAMILIES
@@ -160,16 +163,16 @@ def test_guesses_are_the_same_in_any_company(folder: Path, tmp_path: Path, spell
     lengths = [5, 1, 3]
     alone, logits = [], []
     for prompt, length in zip(prompts, lengths, strict=True):
-        alone += drafter.guess(whole([prompt]), [length], [None])
+        alone += drafter.guess(whole([prompt]), [length], [GREEDY])
         logits.append(drafter.forward(whole([prompt]), guessed=False))
     assert [len(guesses) for guesses in alone] == lengths
     drafter.threads = threads
-    assert drafter.guess(whole(prompts), lengths, [None] * 3) == alone
+    assert drafter.guess(whole(prompts), lengths, [GREEDY] * 3) == alone
     assert torch.equal(drafter.forward(whole(prompts), guessed=False), torch.cat(logits))
     for cut in (2, 9):
         drafter.forward([prompt.draft_row(1, cut, asks=False) for prompt in prompts], guessed=False)
         rows = [prompt.draft_row(cut, len(prompt.ids)) for prompt in prompts]
-        assert drafter.guess(rows, lengths, [None] * 3) == alone
+        assert drafter.guess(rows, lengths, [GREEDY] * 3) == alone
     step = drafter.forward(whole(prompts), guessed=False)
     for index in range(5):
         asked = [row for row in range(3) if lengths[row] > index]
@@ -178,6 +181,11 @@ def test_guesses_are_the_same_in_any_company(folder: Path, tmp_path: Path, spell
         if following:
             rows = [DraftRow(row, len(prompts[row].ids) + index, [alone[row][index]]) for row in following]
             step = drafter.forward(rows, guessed=True)
+
+
+def masked_draw(words: NDArray[np.int32]) -> RowSampling:
+    """A greedy draw among some ids."""
+    return replace(GREEDY, allowed=SimpleNamespace(words=lambda: words))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spelling", ["as published", "names with a prefix, a part of the vocabulary"])
@@ -193,7 +201,7 @@ def test_a_first_guess_is_one_that_may_come(folder: Path, tmp_path: Path, spelli
     words = np.packbits(bits, bitorder="little").view(np.int32)
     masked = logits.new_full(logits.shape, -torch.inf)
     masked[:, allowed] = logits[:, allowed]
-    guesses = drafter.guess(whole(prompts), [1, 2, 1], [words, None, words])
+    guesses = drafter.guess(whole(prompts), [1, 2, 1], [masked_draw(words), GREEDY, masked_draw(words)])
     assert [own[0] for own in guesses] == [int(masked[0].argmax()), int(logits[1].argmax()), int(masked[2].argmax())]
 
 
@@ -204,7 +212,7 @@ def test_guesses_write_to_their_own_slots_alone(folder: Path, tmp_path: Path) ->
     prompts = prompts_on(runner)
     lengths = [4, 1, 2]
     before = drafter.pool.clone()
-    drafter.guess(whole(prompts), lengths, [None] * 3)
+    drafter.guess(whole(prompts), lengths, [GREEDY] * 3)
     changed = (drafter.pool != before).flatten(1).any(1)
     own = torch.zeros_like(changed)
     for prompt, length in zip(prompts, lengths, strict=True):
@@ -282,7 +290,7 @@ def test_positions_of_three_axes(tmp_path: Path, family: str) -> None:
         logits.append(torch.cat(own))
         if isinstance(runner.drafter, NativeHead):
             best = own[0].argmax(1).tolist()
-            guesses = runner.drafter.guess(rows, [2], [None])[0]
+            guesses = runner.drafter.guess(rows, [2], [GREEDY])[0]
             runner.drafter.forward(rows, guessed=False)
             following = [DraftRow(0, 31, best, position_delta=-9)]
             assert guesses == [*best, int(runner.drafter.forward(following, guessed=True)[0].argmax())]
