@@ -13,8 +13,7 @@ queue that comes at a steady rate is served at that rate, and little throughput 
     work that waits, of the time in which it is to be done    0     1/4    1/3    1/2    `MOST_SHARE`
     a step, by its decoding                                   1     4/3    3/2     2     10
 
-One who comes while the last one is nearly served makes no queue: each counts by how long he has waited. Where steps
-overlap one alone has room for being served `SOON`, within bounds that are close together.
+One who comes while the last one is nearly served makes no queue: each counts by how long he has waited.
 
 Where steps overlap prompts are spread besides. A device reads its weights for each step, and a chunk of some hundred
 tokens beside decoding costs little more than that; a whole prompt costs its products. Clients that were answered
@@ -43,12 +42,9 @@ from engine.step_costs import Costs, Load
 
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
-STEADY_AHEAD: Final = 1.3
-"""The same where steps overlap, as on a GPU."""
-HURRY_AHEAD: Final = 1.4
-"""And there as much as this, where one who waits would not be served `SOON` otherwise. Ten pictures a second beside
-steps of 6 ms need that much of a device on which chunks of prompts are dear. Contexts grow by a twentieth and more
-while one looks: 1.5 is what people are to see at most.
+STEADY_AHEAD: Final = 1.4
+"""The same where steps overlap, as on a GPU: ten pictures a second, 24 ms each, beside steps of 6 ms need 0.3, and parts
+of work do not fill a step to the brim. Nobody is to see 1.5.
 """
 UNSEEN_S: Final = 0.02
 """And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""
@@ -56,10 +52,6 @@ UNSEEN_AHEAD_S: Final = 0.005
 """The same where steps overlap, as on a GPU: there pieces of 2 or 3 ms cost none."""
 GROWS: Final = 8
 """By how many times itself the room has grown when a request has waited for twice as long as the target says."""
-SOON: Final = 0.25
-"""One who waits alone is to be served within this part of `--ttft-target-ms`, if bounds of the room let him; where half
-of that has gone by, within half of it.
-"""
 QUEUE: Final = 0.4
 """Two are to be served within this part of it; more of them as much sooner as they are more."""
 MOST_SHARE: Final = 0.9
@@ -177,7 +169,7 @@ class StepBudget:
         itl_target_s: How long a step with rows that decode should take; 0: `STEADY` times its decoding alone, and
             at least `UNSEEN_S`.
         ttft_target_s: How long the target binds; 0: never, as without costs.
-        overlaps: Whether steps overlap, so that `STEADY_AHEAD`, `HURRY_AHEAD` and `UNSEEN_AHEAD_S` hold.
+        overlaps: Whether steps overlap, so that `STEADY_AHEAD` and `UNSEEN_AHEAD_S` hold.
 
     Attributes:
         now_s: How long all steps so far took, by the costs.
@@ -196,9 +188,7 @@ class StepBudget:
         self._overlaps = overlaps
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
-        self._steady, self._hurry, self._unseen_s = (
-            (STEADY_AHEAD, HURRY_AHEAD, UNSEEN_AHEAD_S) if overlaps else (STEADY, STEADY, UNSEEN_S)
-        )
+        self._steady, self._unseen_s = (STEADY_AHEAD, UNSEEN_AHEAD_S) if overlaps else (STEADY, UNSEEN_S)
 
     @property
     def is_timed(self) -> bool:
@@ -215,7 +205,7 @@ class StepBudget:
         if self.costs is None:
             return None
         decode_s = self.costs.decode_s(rows, rows)
-        return decode_s, decode_s + self._room_s(decode_s, self._hurry)
+        return decode_s, decode_s + self._room_s(decode_s)
 
     def open(self, rows: int, tokens: int, queue: Queue) -> Room:
         """The room of a step in which `rows` decode, checking `tokens`, while a queue waits."""
@@ -225,17 +215,13 @@ class StepBudget:
         if self.costs is None:
             return Room(None, load, pictures=NEW_PICTURES)
         decode_s = self.costs.decode_s(rows, tokens)
-        steady_s = self._room_s(decode_s, self._steady)
+        steady_s = left_s = self._room_s(decode_s)
         if not queue.arrivals_s:
             return Room(self.costs, load, decode_s + steady_s, steady_s, NEW_PICTURES)
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
-        most_s = self._room_s(decode_s, self._hurry)
-        soon_s = SOON * self._ttft_target_s
-        alone_s = self._needed_s(decode_s, most_s, queue, max(soon_s - longest_s, soon_s / 2))
-        steady_s = left_s = min(max(steady_s, alone_s), most_s)
         if crowd > 1.0:
-            needed_s = self._needed_s(decode_s, most_s, queue, self.enough_s / crowd)
+            needed_s = self._needed_s(decode_s, steady_s, queue, self.enough_s / crowd)
             left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
@@ -256,9 +242,9 @@ class StepBudget:
         even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
         return max(even, bisect_right(range(1, queue.prompt_tokens + 1), HARDLY * decode_s, key=self.costs.prompt_s))
 
-    def _room_s(self, decode_s: float, steady: float) -> float:
+    def _room_s(self, decode_s: float) -> float:
         """Beside decoding, as far as the target says."""
-        return max((self._itl_target_s or max(steady * decode_s, self._unseen_s)) - decode_s, 0.0)
+        return max((self._itl_target_s or max(self._steady * decode_s, self._unseen_s)) - decode_s, 0.0)
 
     def _needed_s(self, decode_s: float, room_s: float, queue: Queue, until_s: float) -> float:
         """Room of steps that have the queue served in so much time.

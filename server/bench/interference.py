@@ -5,11 +5,11 @@ every so often.
     beholder bench interference --base-url http://127.0.0.1:8000 [--model NAME] …
 
 Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts;
-their questions are long already, so that they do so slowly.
+their questions are long already, so that they do so slowly. Streams should not end meanwhile: `--stream-tokens`.
 Pictures come at fixed times, whether the last one is answered or not; every picture is another. ITL is the gap between
 two events of a stream as its client sees it, or, where half of them and more come together with the one before, between
 two reads that bring some. TTFT is the time from sending a picture to the first event of its answer.
-*p99 / alone* compares each gap with the median of the seconds alone before it.
+*p99 / alone* compares each gap with the median of the seconds alone before and after it, whose texts were as long.
 
 With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
 that takes pictures and prompts as soon as they come (`--ttft-target-ms 0`), and one that keeps to its targets;
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -186,21 +187,21 @@ async def measure(url: str, scenario: Scenario, number: int = 0, *, model: str =
         return await _Load(chat, scenario, number).run()
 
 
-def gaps_of(turns: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Round:
-    """What streams saw in turns: of each the gaps alone and beside pictures, in ms.
+def gaps_of(quiet_ms: Sequence[Sequence[float]], beside_ms: Sequence[Sequence[float]]) -> Round:
+    """What streams saw in turns, in ms: gaps alone and beside pictures, and alone once more in the end.
 
     Where tokens come several at a time the median gap may be 0, which nothing compares with: then gaps between reads
     count, in all turns alike.
     """
-    if any(quiet_ms and not percentile(quiet_ms, 50) for quiet_ms, _ in turns):
-        turns = [([gap for gap in quiet if gap], [gap for gap in beside if gap]) for quiet, beside in turns]
-    found = Round()
-    for quiet_ms, beside_ms in turns:
-        found.quiet_ms += quiet_ms
-        found.beside_ms += beside_ms
-        if quiet_ms:
-            alone_ms = percentile(quiet_ms, 50)
-            found.relative += [gap / alone_ms for gap in beside_ms]
+    if any(gaps and not percentile(gaps, 50) for gaps in quiet_ms):
+        quiet_ms = [[gap for gap in gaps if gap] for gaps in quiet_ms]
+        beside_ms = [[gap for gap in gaps if gap] for gaps in beside_ms]
+    found = Round([gap for gaps in quiet_ms for gap in gaps], [gap for gaps in beside_ms for gap in gaps])
+    for (before, after), beside in zip(itertools.pairwise(quiet_ms), beside_ms, strict=True):
+        around = [*before, *after]
+        if around:
+            alone_ms = percentile(around, 50)
+            found.relative += [gap / alone_ms for gap in beside]
     return found
 
 
@@ -210,7 +211,8 @@ class _Load:
         self._scenario = scenario
         self._number = number
         self._result = Round()
-        self._turns: list[tuple[list[float], list[float]]] = []  # gaps in ms: alone, beside pictures
+        self._quiet_ms: list[list[float]] = []  # gaps by turn: alone, and
+        self._beside_ms: list[list[float]] = []  # beside pictures
         self._gaps: list[float] | None = None  # where gaps go at the moment
         self._begun: set[int] = set()
 
@@ -219,20 +221,27 @@ class _Load:
         try:
             await self._all_begun(streams)
             for turn in range(self._scenario.turns):
+                await self._alone(streams)
                 await self._turn(turn, streams)
+            await self._alone(streams)
         finally:
             for task in streams:
                 task.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
-        self._result.add(gaps_of(self._turns))
+        self._result.add(gaps_of(self._quiet_ms, self._beside_ms))
         return self._result
 
+    async def _alone(self, streams: Sequence[asyncio.Task[None]]) -> None:
+        self._gaps = []
+        self._quiet_ms.append(self._gaps)
+        await self._pass(self._scenario.seconds, streams)
+        self._gaps = None
+
     async def _turn(self, turn: int, streams: Sequence[asyncio.Task[None]]) -> None:
-        """Streams alone, then with pictures, then until these are answered."""
+        """Streams with pictures, then until these are answered."""
         scenario, result = self._scenario, self._result
-        quiet_ms = self._gaps = []
-        await self._pass(scenario.seconds, streams)
-        beside_ms = self._gaps = []
+        self._gaps = []
+        self._beside_ms.append(self._gaps)
         pictures = []
         due_s = time.perf_counter()
         for index in range(scenario.pictures_a_turn):
@@ -246,7 +255,6 @@ class _Load:
             task.cancel()
         for task in done:
             task.result()
-        self._turns.append((quiet_ms, beside_ms))
 
     async def _pass(self, seconds: float, streams: Sequence[asyncio.Task[None]]) -> None:
         """Let time go by, unless a stream fails."""

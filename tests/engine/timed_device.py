@@ -257,9 +257,9 @@ class Interference:
 
 
 def interference(server: Server, *, streams: int = 32, every_s: float = 0.1, seconds: float = 2.0) -> Interference:
-    """Streams that decode alone, then with a picture every so often, as `beholder bench interference`."""
+    """Streams that decode alone, then with a picture every so often, and alone again, as `beholder bench interference`."""
     for index in range(streams):
-        server.send(f"stream{index}", 2000, text=500)
+        server.send(f"stream{index}", 3000, text=500)
     server.run_until(server.time.now_s + 0.5)
     quiet_s = server.time.now_s
     server.run_until(quiet_s + seconds)
@@ -268,14 +268,16 @@ def interference(server: Server, *, streams: int = 32, every_s: float = 0.1, sec
         server.send(f"p{index}", 16, delay_s=index * every_s)
     server.run_until(beside_s + seconds)
     end_s = server.time.now_s
+    after_pictures_s = end_s + 1.0
+    server.run_until(after_pictures_s + seconds)
     quiet: list[float] = []
     beside: list[float] = []
     for name, seen in server.seen.items():
         for before_s, after_s in itertools.pairwise(seen.events_s) if name.startswith("stream") else ():
-            gaps = quiet if quiet_s < before_s < beside_s else beside if beside_s <= before_s < end_s else []
+            is_quiet = quiet_s < before_s < beside_s or before_s > after_pictures_s
+            gaps = quiet if is_quiet else beside if beside_s <= before_s < end_s else []
             gaps.append(after_s - before_s)
     alone_s = percentile(quiet, 50)
-    server.run_until(end_s + 1.0)
     ttft = [
         (seen.events_s[0] - seen.sent_s + AFTER_S) / MS
         for name, seen in server.seen.items()

@@ -48,13 +48,13 @@ def test_figures_compare_with_the_streams_alone() -> None:
     assert figures(Round())["p99 / alone"] is None
 
 
-def test_gaps_are_compared_with_the_median_alone_of_their_turn() -> None:
-    found = gaps_of([([10.0, 10.0, 0.0], [30.0, 0.0]), ([20.0], [30.0]), ([], [5.0])])
+def test_gaps_are_compared_with_the_median_alone_before_and_after_them() -> None:
+    found = gaps_of([[10.0, 10.0, 0.0], [20.0], [], []], [[30.0, 0.0], [30.0], [5.0]])
     assert found == Round([10.0, 10.0, 0.0, 20.0], [30.0, 0.0, 30.0, 5.0], [3.0, 0.0, 1.5])
 
 
 def test_where_events_come_several_at_a_time_gaps_between_reads_count_in_all_turns() -> None:
     bursts = [0.0, 0.0, 30.0]
-    found = gaps_of([(bursts, [0.0, 45.0]), ([0.0, 30.0, 30.0], [0.0, 60.0]), ([0.0], [0.0])])
+    found = gaps_of([bursts, [0.0, 30.0, 30.0], [0.0]], [[0.0, 45.0], [0.0, 60.0]])
     assert found == Round([30.0, 30.0, 30.0], [45.0, 60.0], [1.5, 2.0])
     assert figures(found)["alone ITL p50"] == 30
