@@ -43,8 +43,8 @@ from engine.step_costs import Costs, Load
 STEADY: Final = 1.3
 """A step may take so many times as long as its decoding alone, where nobody names a target."""
 STEADY_AHEAD: Final = 1.4
-"""The same where steps overlap, as on a GPU: ten pictures a second, 24 ms each, beside steps of 6 ms need 0.3, and parts
-of work do not fill a step to the brim. Nobody is to see 1.5.
+"""The same where steps overlap, as on a GPU: ten pictures a second, 24 ms each, beside steps of 6 ms need 0.3, and
+parts do not fill a step to the brim. Nobody is to see 1.5.
 """
 UNSEEN_S: Final = 0.02
 """And so long at least: nobody sees a stream stand still for less, and pictures in small pieces cost throughput."""

@@ -257,7 +257,7 @@ class Interference:
 
 
 def interference(server: Server, *, streams: int = 32, every_s: float = 0.1, seconds: float = 2.0) -> Interference:
-    """Streams that decode alone, then with a picture every so often, and alone again, as `beholder bench interference`."""
+    """Streams that decode alone, then with a picture every so often, then alone, as `beholder bench interference`."""
     for index in range(streams):
         server.send(f"stream{index}", 3000, text=500)
     server.run_until(server.time.now_s + 0.5)
