@@ -15,7 +15,7 @@ from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention, TorchPlan
 from engine.models.decoder import Decoder, DecoderConfig
 from engine.models.eagle3 import Eagle3, Eagle3Config
-from engine.speculation.drafter import Drafter, DraftRow
+from engine.speculation.drafter import MOST_LATE, Drafter, DraftRow
 from engine.speculation.drafting import Kind
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ class DraftModel:
     kind = Kind.DRAFT_MODEL
     lag = 0
     keeps_guesses = True
+    most_late = MOST_LATE
     told: Told | None = None
 
     def __init__(self, model: Decoder, pools: Pools, *, vocab_size: int, cost: float) -> None:
@@ -239,6 +240,7 @@ class Head:
     kind = Kind.HEAD
     lag = 1
     keeps_guesses = False
+    most_late = MOST_LATE
 
     def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float) -> None:
         config = model.config
