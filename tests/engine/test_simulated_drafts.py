@@ -22,6 +22,7 @@ from tests.engine.simulated_gpu import load_simulated, no_device
 from tests.engine.speculation import test_same_text as same_text
 from tests.engine.speculation.test_same_text import Heard, answers, every_kind, run, said_plainly
 from tests.engine.test_gpu_drafts import (  # noqa: F401  the same tests, on the fixtures of the simulator
+    exact,
     test_a_sequence_shorter_than_a_graph_is_wide_takes_it_all_the_same,
     test_a_size_is_captured_when_it_first_comes,
     test_an_engine_with_drafts_serves_every_request,
