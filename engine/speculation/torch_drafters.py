@@ -82,15 +82,15 @@ class Told:
         return num_layers in self.layers
 
     def write(self, num_layers: int, slots: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Hidden states (tokens, hidden) after so many layers, of tokens at these slots."""
+        """Hidden states (tokens, hidden) after so many layers, of tokens at these slots, int64."""
         by_layer = self.features.view(len(self.features), len(self.layers), -1)
         for place, wanted in enumerate(self.layers):
             if wanted == num_layers:
-                by_layer[:, place].index_copy_(0, slots.long(), hidden)
+                by_layer[:, place].index_copy_(0, slots, hidden)
 
     def see(self, slots: torch.Tensor, embeddings: torch.Tensor) -> None:
-        """Embeddings (tokens, hidden) of vision tokens at these slots."""
-        self.seen.index_copy_(0, slots.long(), embeddings)
+        """Embeddings (tokens, hidden) of vision tokens at these slots, int64."""
+        self.seen.index_copy_(0, slots, embeddings)
 
 
 @dataclass(frozen=True, slots=True)
