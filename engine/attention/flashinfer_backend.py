@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -133,9 +134,14 @@ class StepPlan:
         self._parts = parts
         self._pad = pad
 
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """int64: the same slots, as torch's indexing wants them."""
+        return self.slots.long()
+
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.attend`."""
-        self._pool[layer].index_copy_(0, self.slots.long(), key_value)
+        self._pool[layer].index_copy_(0, self.places, key_value)
         return self.read(layer, query)
 
     def read(self, layer: int, query: torch.Tensor) -> torch.Tensor:

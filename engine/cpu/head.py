@@ -19,7 +19,7 @@ from engine.cpu.native import Matrix, NativeModel, Weights, address, library, pa
 from engine.models.decoder import Decoder
 from engine.models.eagle3 import Eagle3
 from engine.sampling import COLDEST, is_changed
-from engine.speculation.drafter import DraftRow
+from engine.speculation.drafter import MOST_LATE, DraftRow
 from engine.speculation.drafting import Kind
 from engine.speculation.torch_drafters import Pools, Told, head_entry_bytes, warm_up
 from preprocess.blocks.rope import MRope
@@ -101,6 +101,7 @@ class NativeHead:
     kind = Kind.HEAD
     lag = _LAG
     keeps_guesses = False
+    most_late = MOST_LATE
 
     def __init__(
         self, model: Eagle3, target: Decoder, native: NativeModel, pools: Pools, *, cost: float, late_cost: float

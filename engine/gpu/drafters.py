@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -22,6 +23,9 @@ from engine.sampling import is_changed
 from engine.speculation.drafter import DraftRow
 from engine.speculation.torch_drafters import DraftModel, Head, Pools
 from preprocess.blocks.gpu_kernels import rms_norm
+
+HEAD_LATE: Final = 4096
+"""Tokens that a head catches up with before one step: keys and values alone, a hundredth of what prompts take."""
 
 
 class FusedDraftModel:
@@ -126,6 +130,8 @@ class GraphedDraftModel(DraftModel):
 
 class GraphedHead(Head):
     """A head whose guesses are graphs. Arguments as `Head`'s, and `late_cost` of `Drafter`."""
+
+    most_late = HEAD_LATE
 
     def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float, late_cost: float) -> None:
         super().__init__(model, target, pools, cost=cost)

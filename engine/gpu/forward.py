@@ -85,7 +85,7 @@ class FusedDecoder:
         assert delta is not None
         if self.told is not None and self.told.wants(model.config.num_layers):
             added = delta.sum(0) if delta.dim() == 3 else delta
-            self.told.write(model.config.num_layers, plan.slots, (x + added).to(x.dtype))
+            self.told.write(model.config.num_layers, plan.places, (x + added).to(x.dtype))
         if ends is not None:
             x, delta = x.index_select(0, ends), delta.index_select(-2, ends)
         return model.head.wide(add_norm(delta, x, model.norm))
@@ -104,7 +104,7 @@ class FusedDecoder:
         """
         normed = add_norm(delta, x, layer.attention_norm)
         if self.told is not None and self.told.wants(layer.index):
-            self.told.write(layer.index, plan.slots, x)
+            self.told.write(layer.index, plan.places, x)
         qkv = layer.qkv(normed).view(len(x), -1, layer.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
         query = rotate_and_write(
             qkv,

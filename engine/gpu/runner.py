@@ -436,7 +436,7 @@ class CudaRunner(TorchRunner):
         plan = self._attention.plan(segments, positions)
         if self._told is not None:
             for at, rows_of in embeddings:
-                self._told.see(plan.slots[at : at + len(rows_of)], rows_of.view(len(rows_of), -1)[:, :width])
+                self._told.see(plan.places[at : at + len(rows_of)], rows_of.view(len(rows_of), -1)[:, :width])
         if not len(sampling_ends):  # the last layer's results are nobody's, but its keys and values are
             self._decoder.logits(hidden, rotary, plan, self._taps(embeddings), sent[:1] * 0)
             return torch.empty((0, self.vocab_size), device=self.device)

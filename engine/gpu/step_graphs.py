@@ -387,7 +387,7 @@ class StepGraphs:
             shown = torch.where(is_vision, self._vision[: layout.prompt], 0)  # (prompt, hidden * (1 + taps))
             hidden[decode:] = torch.where(is_vision, shown[:, :width], hidden[decode:])
             if self._decoder.told is not None:  # of text zeros, which nobody looks at
-                self._decoder.told.see(slots[decode:], shown[:, :width])
+                self._decoder.told.see(plan.places[decode:], shown[:, :width])
             if self._num_taps:
                 taps = shown.view(layout.prompt, -1, width)[:, 1:].transpose(0, 1)
                 deepstack = Shown(decode, taps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from engine.batch import RowSampling
     from engine.speculation.drafting import Kind
     from engine.speculation.torch_drafters import Told
+
+MOST_LATE: Final = 512
+"""See `Drafter.most_late`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Drafter(Protocol):
         max_positions: It guesses nothing at or beyond.
         cost: Time of one token, as a part of the target's: what is believed before it is measured.
         late_cost: The same of one of many tokens that it only catches up with.
+        most_late: Tokens that all sequences together catch up with before one step, so that streams do not stutter.
         token_bytes: What an entry takes.
         told: What the target has to write down of each step's tokens; None: nothing.
     """
@@ -89,6 +93,7 @@ class Drafter(Protocol):
     max_positions: int
     cost: float
     late_cost: float
+    most_late: int
     token_bytes: int
 
     @property

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from engine.kv.cache import KVCache
     from engine.sequence import Sequence
     from engine.speculation.acceptance import Rates
-
-MOST_LATE: Final = 512
-"""Tokens that all sequences together catch up with before one step."""
 
 logger = logging.getLogger("beholder.engine")
 
@@ -189,8 +186,8 @@ class ModelDrafting:
         return num_forwards, first_s, self._clock() - started_s - first_s
 
     def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
-        """What is missing up to each sequence's last token, as far as `MOST_LATE` allows; who is complete then, and how
-        many tokens were missing beyond one each.
+        """What is missing up to each sequence's last token, as far as `Drafter.most_late` allows; who is complete then,
+        and how many tokens were missing beyond one each.
 
         A position counts as there as soon as it is planned: of two sequences that share a prompt, one computes it, and
         in each layer all keys are written before anybody reads.
@@ -204,7 +201,7 @@ class ModelDrafting:
             if guesses.ahead is not None and guesses.ahead.is_over:
                 continue
             start, stop = self._start(sequence), sequence.num_computed + 1
-            end = min(stop, start + max(MOST_LATE - total, 0))
+            end = min(stop, start + max(self._drafter.most_late - total, 0))
             if end == start:
                 continue
             total += end - start - 1

@@ -15,7 +15,7 @@ from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention, TorchPlan
 from engine.models.decoder import Decoder, DecoderConfig
 from engine.models.eagle3 import Eagle3, Eagle3Config
-from engine.speculation.drafter import Drafter, DraftRow
+from engine.speculation.drafter import MOST_LATE, Drafter, DraftRow
 from engine.speculation.drafting import Kind
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ class Told:
         return num_layers in self.layers
 
     def write(self, num_layers: int, slots: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Hidden states (tokens, hidden) after so many layers, of tokens at these slots."""
+        """Hidden states (tokens, hidden) after so many layers, of tokens at these slots, int64."""
         by_layer = self.features.view(len(self.features), len(self.layers), -1)
         for place, wanted in enumerate(self.layers):
             if wanted == num_layers:
-                by_layer[:, place].index_copy_(0, slots.long(), hidden)
+                by_layer[:, place].index_copy_(0, slots, hidden)
 
     def see(self, slots: torch.Tensor, embeddings: torch.Tensor) -> None:
-        """Embeddings (tokens, hidden) of vision tokens at these slots."""
-        self.seen.index_copy_(0, slots.long(), embeddings)
+        """Embeddings (tokens, hidden) of vision tokens at these slots, int64."""
+        self.seen.index_copy_(0, slots, embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,7 @@ class DraftModel:
     kind = Kind.DRAFT_MODEL
     lag = 0
     keeps_guesses = True
+    most_late = MOST_LATE
     told: Told | None = None
 
     def __init__(self, model: Decoder, pools: Pools, *, vocab_size: int, cost: float) -> None:
@@ -239,6 +240,7 @@ class Head:
     kind = Kind.HEAD
     lag = 1
     keeps_guesses = False
+    most_late = MOST_LATE
 
     def __init__(self, model: Eagle3, target: Decoder, pools: Pools, *, cost: float) -> None:
         config = model.config

@@ -32,6 +32,7 @@ class FakeDrafter:
 
     cost = late_cost = 0.1
     told = None
+    most_late = 512
     token_bytes = 8
 
     def __init__(self, runner: FakeRunner, kind: Kind, accuracy: float, seed: int = 0) -> None:

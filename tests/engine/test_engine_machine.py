@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine import scheduler, step_budget
 from engine.sequence import Sequence
-from engine.speculation import model_drafting
 from engine.speculation.drafting import Kind
 from preprocess.wire import Admitted, EngineRequest, MediaItem, Rejected
 from tests.engine.cost_table import Table
@@ -110,12 +109,12 @@ class EngineMachine(RuleBasedStateMachine):
             costs=costs and Table(token_s=costs[0] / 1e3, slice_s=costs[1] / 1e3),
             ttft_target_ms=ttft_target_ms,
         )
-        self.patch.setattr(model_drafting, "MOST_LATE", most_late)
         self.patch.setattr(step_budget, "UNSEEN_S", 0.0)
         self.answers: dict[str, list[int]] = {}
         self.followed: dict[int, int] = {}
         if kind is not Kind.REPLAY:
-            self.driver.draft_with(kind, accuracy, drafts, share=share).answers = self.followed
+            drafter = self.driver.draft_with(kind, accuracy, drafts, share=share)
+            drafter.answers, drafter.most_late = self.followed, most_late
         elif shape == "any tree":
             self.driver.draft_trees(accuracy, drafts).answers = self.answers
         else:

@@ -89,6 +89,11 @@ def _load(folder: Path, device: str, dtype: str, **options: Any) -> Any:
     return load_runner(EngineConfig(str(folder), device=device, dtype=dtype, **given))  # type: ignore[arg-type]
 
 
+def exactly(folder: Path, **options: Any) -> Any:
+    """The same in float32, where plain torch computes."""
+    return _load(folder, "cpu", "float32", **options)
+
+
 CASES = [
     ("smolvlm", "head"),
     ("qwen3_vl", "head of a part of the vocabulary"),
@@ -109,22 +114,27 @@ def talker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         options = {"draft_head": str(head)}
     loaded = _load(folder, "cuda", "bfloat16", **options)
     loaded.warm_up()
+    loaded.exact = exactly(folder, **options)
     return loaded
 
 
 @pytest.mark.parametrize("missing", [None, 1, 3])
 @pytest.mark.parametrize("count", [1, 2, RUNNING])
 def test_graphs_of_guesses_compute_what_plain_torch_computes(talker: Any, count: int, missing: int | None) -> None:
-    """The logits that each guess was drawn from, along what the graphs have guessed."""
-    rows_of_table(talker)
+    """The logits that each guess was drawn from, along what the graphs have guessed: not farther from those of float32
+    than plain torch's are.
+    """
     drafter = talker.drafter
     assert isinstance(drafter, ChainDrafter)
     assert drafter.draws(GREEDY)
-    texts = prompts(talker, count)
-    talker.step(texts)
-    whole = draft_rows(talker, texts)
-    rows = draft_rows(talker, texts, missing)
     greedy = [GREEDY] * count
+    for runner in (talker, talker.exact):
+        rows_of_table(runner)
+        texts = prompts(runner, count)
+        runner.step(texts)
+        whole = draft_rows(runner, texts)
+        runner.drafter.forward([replace(row, asks=False) for row in whole], guessed=False)
+    rows = draft_rows(talker, texts, missing)
     found = []
     for length in range(1, 5):
         drafter.forward([replace(row, asks=False) for row in whole], guessed=False)
@@ -132,17 +142,20 @@ def test_graphs_of_guesses_compute_what_plain_torch_computes(talker: Any, count:
         found.append(talker._guess_graphs._logits[:count].clone())
         assert [own[-1] for own in guesses] == found[-1].max(-1).indices.tolist()
         assert {len(own) for own in guesses} == {length}
-    logits = drafter.forward(rows, guessed=False)
+    plain, exact = drafter.forward(rows, guessed=False), talker.exact.drafter.forward(rows, guessed=False)
+    computed = []
     for length in range(4):
-        known = logits[0].isfinite()
-        assert torch.equal(found[length][0].isfinite(), known)
-        assert _error(found[length][:, known], logits[:, known]) < 3e-2, length
+        known = exact[0].isfinite()
+        assert torch.equal(found[length][0].isfinite().cpu(), known)
+        computed.append([logits.cpu()[:, known] for logits in (found[length], plain, exact)])
         ends = [row.start + len(row.token_ids) + length for row in rows]
         further = [
             DraftRow(row.table_row, end, own[length : length + 1], position_delta=row.position_delta)
             for row, own, end in zip(rows, guesses, ends, strict=True)
         ]
-        logits = drafter.forward(further, guessed=True)
+        plain, exact = drafter.forward(further, guessed=True), talker.exact.drafter.forward(further, guessed=True)
+    graphs, kernels, right = (torch.cat(part) for part in zip(*computed, strict=True))
+    assert _error(graphs, right) < max(1.3 * _error(kernels, right), 1e-2)
 
 
 def test_rows_that_have_their_guesses_write_nowhere_else(talker: Any) -> None:
@@ -164,7 +177,8 @@ def test_rows_that_have_their_guesses_write_nowhere_else(talker: Any) -> None:
 
 @pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl", "qwen3_vl_moe"])
 def test_a_head_is_told_what_a_float32_model_makes_of_tokens(family: str, tmp_path: Path) -> None:
-    """In graphs and without."""
+    """In graphs and without. In bfloat16 some tokens go to other experts."""
+    most = 0.2 if family == "qwen3_vl_moe" else 3e-2
     folder = _big_enough(tmp_path / "model", family)
     options = {"draft_head": str(tiny_head(tmp_path / "head", folder, fields=LAYERS))}
     exact = _load(folder, "cpu", "float32", **options)
@@ -179,7 +193,7 @@ def test_a_head_is_told_what_a_float32_model_makes_of_tokens(family: str, tmp_pa
             for rows in steps_of_all_kinds(own):
                 own.step(rows)
         expected, told = exact._told, runner._told
-        assert _error(told.features[1:].cpu(), expected.features[1:]) < 3e-2
+        assert _error(told.features[1:].cpu(), expected.features[1:]) < most
         vision = expected.seen[1:].abs().sum(1) > 0
         assert int(vision.sum()) > 0
         assert _error(told.seen[1:].cpu()[vision], expected.seen[1:][vision]) < 2e-2

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_heads import tiny_head
 
 from tests.engine.gpu import INTERPRETED
+from tests.engine.simulated_gpu import load_simulated, simulate
 
 IS_HERE = importlib.util.find_spec("triton") is not None and not INTERPRETED and not torch.cuda.is_available()
 needs_compiler = pytest.mark.skipif(not IS_HERE, reason="needs triton, not its interpreter, and no CUDA device")
@@ -125,3 +127,39 @@ def test_attention_of_rows_with_drafts_fits_the_device(driver: Driver, heads: in
 
     assert compile_launched(work) == widths
     assert driver.loaded == ["attend"] * widths
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [64, 128])
+def test_guesses_of_all_sizes_are_compiled_by_a_few(
+    driver: Driver, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int
+) -> None:
+    """What a head launches for any number of sequences and tokens is known before the first."""
+    from triton.runtime.jit import JITFunction
+
+    from engine.gpu import decode_kernels, kernels
+    from engine.gpu.precompile import _launched, compile_launched
+
+    simulate(monkeypatch, interpreted=True)
+    fields = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "head_dim": dim}
+    head = str(tiny_head(tmp_path / "head", tiny_model, fields=fields, draft_vocab_size=80))
+    runner = load_simulated(tiny_model, max_rows=64, dtype=torch.bfloat16, draft_head=head)
+    graphs = runner._guess_graphs
+    assert graphs is not None
+    for kernel in (*vars(kernels).values(), decode_kernels.attend):
+        if isinstance(kernel, JITFunction):
+            kernel.device_caches.clear()
+    assert compile_launched(graphs.send_all) > 8
+    assert {"guess_inputs", "attend", "draw_blocks", "_rms_norm"} <= set(driver.loaded)
+
+    def everything() -> None:
+        for size in graphs.sizes():
+            layout = graphs._layout(*size)
+            graphs._send([], [], [], layout)
+            graphs._first(layout)
+            graphs._following(layout)
+            for filters in (False, True):
+                graphs._draw(layout, filters=filters)
+
+    with torch.inference_mode():
+        assert _launched(everything) == []

@@ -35,6 +35,7 @@ from tests.engine.test_gpu_guesses import (  # noqa: F401  the same tests, on th
     LAYERS,
     RUNNING,
     draft_rows,
+    exactly,
     prompts,
     rows_of_table,
     steps_of_all_kinds,
@@ -97,6 +98,7 @@ def talker(case: tuple[str, str], folder: Path, tmp_path_factory: pytest.TempPat
     loaded.warm_up()
     assert isinstance(loaded.drafter, ChainDrafter)
     assert loaded.drafter.draws(GREEDY)
+    loaded.exact = exactly(folder, **options)  # type: ignore[attr-defined]
     return loaded
 
 

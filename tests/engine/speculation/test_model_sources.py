@@ -332,9 +332,10 @@ def test_a_long_text_is_caught_up_with_in_pieces(
     requests: list[EngineRequest],
     plain: dict[str, Heard],
     drafter: str,
+    runners: dict[str, Runner],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.speculation.model_drafting.MOST_LATE", 7)
+    monkeypatch.setattr(runners[drafter].drafter, "most_late", 7)
     heard = run(engine_of(drafter, 3), requests)
     assert differing(heard, plain) == []
     assert sum(predictions(heard)) > 20
