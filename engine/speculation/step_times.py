@@ -11,6 +11,8 @@ from engine.step_costs import size_class
 
 NEWS: Final = 0.01
 """A median that changes by less leaves what was concluded from it."""
+SHIFT: Final = 0.04
+"""A median that changes by more, or one of few measurements, has what many steps go by thought over at once."""
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
@@ -40,13 +42,14 @@ ELSEWHERE: Final = 0.75
 
 @dataclass(slots=True)
 class _Figure:
-    """Seconds a row of the newest steps and their median, that which was concluded from, tokens a row, and when that
-    was.
+    """Seconds a row of the newest steps and their median, those which were concluded from and which `SHIFT` is counted
+    from, tokens a row, and when that was.
     """
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     time: float = 0.0
     told: float = 0.0
+    settled: float = 0.0
     width: float = 1.0
     renewed: int = 0
 
@@ -61,6 +64,13 @@ class _Figure:
             self.told = self.time
             return True
         return False
+
+    def has_shifted(self) -> bool:
+        """Whether it is far from where it was when this was last so."""
+        if len(self.times) == SAMPLES and abs(self.time - self.settled) <= SHIFT * self.settled:
+            return False
+        self.settled = self.time
+        return True
 
     def at(self, num_steps: int) -> float:
         """What counts after so many steps."""
@@ -85,7 +95,7 @@ class StepTimes:
         waits: Whether plain steps run ahead of their results, so that any drafts at all cost waiting for them.
 
     Attributes:
-        version: Rises with everything new.
+        version: Rises with everything new but medians that change little.
     """
 
     def __init__(self, *, waits: bool = False) -> None:
@@ -106,12 +116,13 @@ class StepTimes:
         if figure is None:
             figure = own.figures[key] = _Figure()
         is_news = abs(figure.width - tokens / rows) > 1e-9
-        if figure.add(elapsed_s / rows) or is_news or own.num_steps % 64 == 0:
+        is_due = own.num_steps % 64 == 0
+        if figure.add(elapsed_s / rows) or is_news or is_due:
             self._told.clear()
-            self.version += 1
+            self.version += figure.has_shifted() or is_due
         figure.width = tokens / rows
         figure.renewed = own.num_steps
-        if own.num_steps % 64 == 0:
+        if is_due:
             for key in [key for key, old in own.figures.items() if own.num_steps - old.renewed > MAX_AGE]:
                 del own.figures[key]
 
