@@ -28,6 +28,10 @@ from engine.step_costs import size_class
 
 LENGTHS: Final = (1, 3, 7, 15)
 """Lengths of drafts: rows of 2, 4, 8 and 16 tokens, so that a step's rows fall into few shapes."""
+PRICED: Final = (1, 2, 3, 5, 7, 11, 15)
+"""Numbers of guesses a row for which prices are made, those between being on straight lines: about as many as there are
+figures of what steps take.
+"""
 MARGIN: Final = 1.1
 STAY: Final = 1.04
 LEAST_RATE: Final = 0.2
@@ -201,17 +205,18 @@ class Controller:
         watch.promise = best_rate * plain_s / rows
         return best
 
-    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
-        """See `Lengths.choose_alone`."""
-        prices = self._prices(1)
-        watch = self._watches.setdefault(1, _Watch())
-        if prices is None or self.times.plain_age(1) >= _refresh(watch.promise):
-            return 0
+    def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
+        """See `Lengths.choose_by`."""
+        prices = self._prices(rows)
+        watch = self._watches.setdefault(size_class(rows), _Watch())
+        if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
+            return False
         plain_s = prices.plain_s
-        least_rate = (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
-        length, rate = chooser(prices.steps, plain_s, self._looking_s, self._account.left_s(plain_s), least_rate, room)
-        watch.is_drafting, watch.promise = length > 0, rate * plain_s
-        return length
+        least_rate = rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
+        left_s = self._account.left_s(plain_s)
+        total, rate = chooser(rows, prices.steps, plain_s, self._looking_s, left_s, least_rate, room)
+        watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
+        return watch.is_drafting
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
@@ -332,7 +337,7 @@ class Controller:
         if plain_s is None or one_s is None:
             return None
         steps, to_begin, to_stay = array("d"), array("d"), array("d")
-        for count in (1, *(rows * length for length in LENGTHS)):
+        for count in (1, max(rows // 2, 1), *(rows * length for length in PRICED)):
             step_s = self.times.step_s(rows, rows + count)
             assert step_s is not None
             steps.extend((count, step_s))

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from engine.speculation.acceptance import Rates
 from engine.speculation.model_lengths import ModelCandidate
 
-NUM_NEEDS: Final = 5
+NUM_NEEDS: Final = 9
 NO_NEEDS: Final = array("d", (0.0, 0.0) * NUM_NEEDS)
 
 
@@ -26,15 +26,17 @@ class Candidate:
 
 
 class Chooser(Protocol):
-    """Who knows the guesses of the one sequence of a step."""
+    """Who knows the guesses of a step's sequences."""
 
     def __call__(
-        self, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
+        self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
     ) -> tuple[int, float]:
-        """How many of them to check, `limit` at most, and tokens a second then; 0 where that is no more than `rate`.
+        """Decide how many of them to check, `limit` in all at most; says how many that are, and tokens a second then.
+        0 where that is no more than `rate`.
 
         Args:
-            steps: `NUM_NEEDS` pairs: so many guesses, rising, and what a step takes that checks them.
+            rows: How many sequences.
+            steps: `NUM_NEEDS` pairs: so many guesses of all together, rising, and what a step takes that checks them.
             plain_s, looking_s: What a plain step takes, and a look.
             credit_s: What may be lost.
         """
@@ -70,8 +72,10 @@ class Lengths(Protocol):
         """Drafts of each row, at most as many as it has and `room` in all."""
         ...
 
-    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
-        """The same for the one sequence of a step, by whoever knows its guesses; None: `choose` shall be asked."""
+    def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
+        """Let whoever knows the guesses of a step's sequences choose; whether any are checked. None: `choose` shall be
+        asked.
+        """
         ...
 
     def may_branch(self, rows: int) -> bool:
@@ -170,8 +174,8 @@ class Always:
             chosen.append(length)
         return chosen
 
-    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
-        """See `Lengths.choose_alone`."""
+    def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
+        """See `Lengths.choose_by`."""
         return None
 
     def may_branch(self, rows: int) -> bool:

@@ -24,8 +24,8 @@ from engine.speculation.lengths import Candidate
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
-VERSION: Final = 1
-"""Of what guesses.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
+VERSION: Final = 2
+"""Of what told.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 NEARLY_ALWAYS: Final = 0.9
 MOST: Final = 32
@@ -39,14 +39,15 @@ KINDS: Final = (
     Kind.GRAMMAR,
     Kind.HABIT,
 )
-"""In the order of guesses.cpp."""
+"""In the order of told.h."""
+_FORCED: Final = KINDS.index(Kind.GRAMMAR)
 SOURCES: Final = {"echo": 1, "ngram": 2, "grammar": 4, "habit": 8}
 
 _P, _I32, _F64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_double
 
 
 class Rules(ctypes.Structure):
-    """`Rules` of guesses.cpp."""
+    """`Rules` of told.h."""
 
     _fields_ = (
         ("priors", _F64 * (2 * len(KINDS))),
@@ -74,7 +75,7 @@ class Rules(ctypes.Structure):
 
 
 class Asked(ctypes.Structure):
-    """`Asked` of guesses.cpp."""
+    """`Asked` of told.h."""
 
     _fields_ = (
         ("sequence", _P),
@@ -89,7 +90,7 @@ class Asked(ctypes.Structure):
 
 
 class Bet(ctypes.Structure):
-    """`Bet` of guesses.cpp."""
+    """`Bet` of told.h."""
 
     _fields_ = (
         ("steps", _P),
@@ -103,7 +104,7 @@ class Bet(ctypes.Structure):
 
 
 class Found(ctypes.Structure):
-    """`Found` of guesses.cpp."""
+    """`Found` of told.h."""
 
     _fields_ = (
         ("first", _F64),
@@ -116,7 +117,7 @@ class Found(ctypes.Structure):
 
 @cache
 def library() -> ctypes.PyDLL | None:
-    """The library; None where it was not built, cannot be loaded, or was built from another version of guesses.cpp. Its
+    """The library; None where it was not built, cannot be loaded, or was built from another version of its files. Its
     calls are too short to let go of Python's lock.
     """
     loaded = opened("engine.speculation._guesses", ctypes.PyDLL)
@@ -128,7 +129,7 @@ def library() -> ctypes.PyDLL | None:
         ("begin", _P, (_P, _P, _P, _I32, _P, _I32, _I32, _I32)),
         ("end", None, (_P,)),
         ("look", _F64, (_P, _P, _I32, _P, _P)),
-        ("choose", ctypes.c_int, (_P, _P, _P, _I32)),
+        ("choose", ctypes.c_int, (_P, _P, _I32, _P, _I32, _P)),
         ("cut", None, (_P, _P, _I32, _P)),
         ("proposals", ctypes.c_int, (_P, _P, _P)),
     ):
@@ -235,7 +236,7 @@ class NativeSources:
             max_contexts=habit.MAX_CONTEXTS,
         )
         self._at = loaded.beholder_guesses_new(ctypes.addressof(rules))
-        self._look = loaded.beholder_guesses_look
+        self._look, self._choose = loaded.beholder_guesses_look, loaded.beholder_guesses_choose
         self._bet = Bet(doubt=DOUBT, least_doubt=LEAST_DOUBT)
         self._bet_at = ctypes.addressof(self._bet)
         self._reserve(4)
@@ -267,19 +268,23 @@ class NativeSources:
         return any(found.length > 0 and found.first >= NEARLY_ALWAYS for found in self._found[:count])
 
     def choose(
-        self, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
+        self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
     ) -> tuple[int, float]:
-        """See `Chooser`: of the last look, which was at one sequence."""
+        """See `Chooser`: of the last look, as `lengths`."""
         bet = self._bet
         bet.steps, bet.plain_s, bet.looking_s = steps.buffer_info()[0], plain_s, looking_s
         bet.credit_s, bet.rate = credit_s, rate
-        length: int = self._library.beholder_guesses_choose(self._at, self._found_at, self._bet_at, limit)
-        return length, bet.rate
+        total: int = self._choose(self._at, self._found_at, rows, self._bet_at, limit, self._lengths_at)
+        return total, bet.rate
+
+    def lengths(self, count: int) -> list[int]:
+        """How many guesses of each of so many sequences were chosen."""
+        return self._lengths[:count]
 
     def allow(self, sequences: Ordered[Sequence]) -> None:
         """Take what grammars do not allow out of what the last look has found."""
         for sequence, found in zip(sequences, self._found, strict=False):
-            if sequence.grammar is not None and found.length:
+            if sequence.grammar is not None and found.length and found.kind != _FORCED:
                 self._allow(sequence, found)
 
     def candidates(self, count: int) -> list[Candidate | None]:
@@ -345,5 +350,6 @@ class NativeSources:
 
     def _reserve(self, count: int) -> None:
         """Have room for so many sequences."""
-        self._all, self._found = (_P * count)(), (Found * count)()
+        self._all, self._found, self._lengths = (_P * count)(), (Found * count)(), (_I32 * count)()
         self._all_at, self._found_at = ctypes.addressof(self._all), ctypes.addressof(self._found)
+        self._lengths_at = ctypes.addressof(self._lengths)

@@ -328,15 +328,17 @@ class Speculator:
         rows = len(sequences)
         if self._native is not None:
             self._native.allow(sequences)
-            if rows == 1 and self.model is None:
-                alone = self.controller.choose_alone(self._native.choose, room)
-                if alone is not None:
-                    if not alone:
-                        return None
-                    lengths = [alone]
-                    if self._takes_trees and self.controller.may_branch(1):
-                        lengths = self._branch(sequences, self._native.candidates(1), lengths, room)
-                    return [self._drafts(0, sequences[0], lengths[0])]
+            is_any = None if self.model is not None else self.controller.choose_by(self._native.choose, rows, room)
+            if is_any is not None:
+                if not is_any:
+                    return None
+                lengths = self._native.lengths(rows)
+                if self._takes_trees and self.controller.may_branch(rows):
+                    lengths = self._branch(sequences, self._native.candidates(rows), lengths, room)
+                return [
+                    self._drafts(index, sequence, length)
+                    for index, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
+                ]
             candidates = self._native.candidates(rows)
         else:
             candidates = [

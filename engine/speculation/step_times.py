@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from engine.step_costs import size_class
@@ -173,9 +174,10 @@ class StepTimes:
         """A step that checks `tokens`: as measured, but no longer than one that checks more; or by what was measured
         for more and for fewer. None while not even the plain step is known.
         """
-        if (rows, tokens) not in self._told:
-            self._told[rows, tokens] = self._step_s(rows, tokens)
-        return self._told[rows, tokens]
+        key = rows, tokens
+        if key not in self._told:
+            self._told[key] = self._step_s(rows, tokens)
+        return self._told[key]
 
     def _step_s(self, rows: int, tokens: int) -> float | None:
         plain = self._figure(rows, 0)
@@ -234,6 +236,7 @@ class StepTimes:
         return figure if figure is not None and len(figure.times) >= ENOUGH else None
 
 
+@lru_cache(4096)
 def _width_class(rows: int, tokens: int) -> int:
     """Widths (tokens a row) that are taken to be alike: 0 is no drafts, beyond two an octave."""
     return 0 if tokens <= rows else 1 + round(2 * math.log2(tokens / rows))

@@ -18,14 +18,16 @@ from engine.batch import SampledToken
 from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.speculation import habit
-from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS
+from engine.speculation.acceptance import Rates
+from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS, PRICED, Controller
 from engine.speculation.drafting import Kind
 from engine.speculation.lengths import NUM_NEEDS, Always, Candidate
 from engine.speculation.native_sources import BRANCHES, KINDS, library
 from engine.speculation.speculator import MAX_BRANCHES, SOURCES, Speculator
+from engine.speculation.step_times import StepTimes
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
-from engine.step_costs import Load
+from engine.step_costs import Load, size_class
 from tests.engine.driving import Driver, Told, request
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.speculation.test_sources import sequence
@@ -34,7 +36,7 @@ from tests.engine.speculation.test_sources import sequence
 def test_what_the_library_counts_on_stands_in_python_as_well() -> None:
     """Lengths of chains, pairs of what they need, branches: constants of `guesses.cpp`."""
     assert LENGTHS == (1, 3, 7, 15)
-    assert NUM_NEEDS == 1 + len(LENGTHS) == 5
+    assert len(PRICED) + 2 == NUM_NEEDS == 9
     assert BRANCHES == 1 + MAX_BRANCHES == 4
 
 
@@ -234,7 +236,7 @@ def test_kinds_are_those_that_guess_without_a_model() -> None:
 
 
 @given(
-    st.lists(st.floats(0.0, 2.0), min_size=5, max_size=5),
+    st.lists(st.floats(0.0, 2.0), min_size=NUM_NEEDS, max_size=NUM_NEEDS),
     st.floats(0.0, 1.0),
     st.floats(0.0, 0.5),
     st.integers(0, 15),
@@ -252,19 +254,57 @@ def test_as_many_guesses_are_checked_as_promise_most(
     speculator.propose([asked], 100)
     (candidate,) = native.candidates(1)
     assert candidate is not None
-    counts, times = [1, 1, 3, 7, 15], list(itertools.accumulate(extra, initial=1.0))[1:]
-    times[0] = times[1]
+    counts, times = [1, 1, *PRICED], list(itertools.accumulate(extra, initial=1.0))[1:]
+    times[0] = times[1] = times[2]
     steps = array("d", itertools.chain.from_iterable(zip(counts, times, strict=True)))
     best, best_rate = 0, 1.1
     for number in range(1, min(candidate.length, limit) + 1):
-        step_s = float(np.interp(number, counts[1:], times[1:]))
+        step_s = float(np.interp(number, counts[2:], times[2:]))
         right = candidate.rates.expected(number)
         risk = min(max(DOUBT * (1.0 - right / number), LEAST_DOUBT), 1.0) * (step_s - 1.0)
         if risk <= credit and (1.0 + right) / (step_s + looking) > best_rate and candidate.rates.first >= LEAST_RATE:
             best, best_rate = number, (1.0 + right) / (step_s + looking)
-    chosen, rate = native.choose(steps, 1.0, looking, credit, 1.1, limit)
+    chosen, rate = native.choose(1, steps, 1.0, looking, credit, 1.1, limit)
     assert rate == pytest.approx(best_rate)
-    assert chosen == best
+    assert chosen == best == native.lengths(1)[0]
+
+
+class PricedTimes(StepTimes):
+    """Steps that take what straight lines say between the numbers of guesses that have a price."""
+
+    def __init__(self, rows: int, extra: list[float]) -> None:
+        super().__init__()
+        self.add(rows, rows, float(rows))
+        self.add(rows, rows, float(rows))
+        self._counts = [0, 1, max(rows // 2, 1), *(rows * count for count in PRICED)]
+        self._times = list(itertools.accumulate(extra, initial=float(rows)))
+        self._times[2] = self._times[2 if self._counts[2] > 1 else 1]
+
+    def step_s(self, rows: int, tokens: int) -> float:
+        return float(np.interp(tokens - rows, self._counts, self._times))
+
+
+@given(st.data())
+def test_as_many_guesses_of_several_sequences_are_checked_as_the_controller_chooses(data: st.DataObject) -> None:
+    native = Speculator("ngram", 15, 100)._native
+    assert native is not None
+    rows = data.draw(st.integers(2, 12))
+    rates = st.builds(Rates, st.floats(0.05, 0.99), st.floats(0.05, 0.99))
+    candidates = data.draw(st.lists(st.builds(Candidate, st.integers(0, 15), rates), min_size=rows, max_size=rows))
+    native._reserve(rows)
+    for found, own in zip(native._found, candidates, strict=True):
+        found.length, found.first, found.later = own.length, own.rates.first, own.rates.later
+    extra = data.draw(st.lists(st.floats(0.0, 0.5 * rows), min_size=NUM_NEEDS, max_size=NUM_NEEDS))
+    room = data.draw(st.integers(0, 15 * rows))
+    controllers = [Controller(), Controller()]
+    for controller in controllers:
+        controller.times = PricedTimes(rows, extra)
+    chosen = controllers[0].choose(rows, [own if own.length else None for own in candidates], room)
+    assert controllers[1].choose_by(native.choose, rows, room) is any(chosen)
+    assert native.lengths(rows) == chosen
+    assert controllers[1]._watches[size_class(rows)].promise == pytest.approx(
+        controllers[0]._watches[size_class(rows)].promise
+    )
 
 
 def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() -> None:
