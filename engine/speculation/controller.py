@@ -63,7 +63,8 @@ account's allowance, so that something is left for what is found.
 """
 FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
-"""See `Account`."""
+SHARE: Final = 0.25
+"""See `Account`. Many guesses are tried before all credit is gone."""
 STAKE: Final = 1.0
 STAKE_EVERY: Final = 64
 """So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
@@ -114,7 +115,7 @@ class Controller:
         self.models = None
         if model_cost is not None:
             self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
-        self._account = Account(FIRST_CREDIT, MOST_CREDIT)
+        self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE)
         self._looking_s = 0.0
         self._saved = 0.0
         self._unpaid = 0
@@ -213,8 +214,8 @@ class Controller:
             return False
         plain_s = prices.plain_s
         least_rate = rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
-        left_s = self._account.left_s(plain_s)
-        total, rate = chooser(rows, prices.steps, plain_s, self._looking_s, left_s, least_rate, room)
+        stake_s = self._account.stake_s(plain_s)
+        total, rate = chooser(rows, prices.steps, plain_s, self._looking_s, stake_s, least_rate, room)
         watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
         return watch.is_drafting
 

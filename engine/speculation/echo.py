@@ -53,9 +53,15 @@ class Echo:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def remembers(self, sequence: Sequence) -> bool:
-        """Whether there are answers that this one's may repeat."""
-        return _key(sequence) in self._sessions
+    def resembles(self, sequence: Sequence) -> bool:
+        """Whether this one's answer may well repeat one: its session has answered the same question, or it has none and
+        others have answered in the same shape.
+        """
+        answers = self._sessions.get(_key(sequence))
+        if not answers or not sequence.request.session_id:
+            return answers is not None
+        question = _question(sequence)
+        return any(answer.question == question for answer in answers)
 
     def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
         """See `Source.propose`."""

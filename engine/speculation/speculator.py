@@ -47,9 +47,9 @@ MAX_BRANCHES: Final = 3
 RESCUE: Final = 0.5
 """Where others have guessed wrongly, a source is believed so much less at first."""
 PATIENCE: Final = 4
-MOST_PATIENCE: Final = 3
-"""Native sources are asked before every step; after so many looks of which nothing was checked only before every other
-one, after twice as many before every fourth, and so on up to this power of two.
+MOST_PATIENCE: Final = 4
+"""Native sources are asked before every step; after so many looks that bore no fruit (half of what a step checked being
+right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
 TIMED: Final = 4
 """One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
@@ -108,7 +108,7 @@ class Speculator:
         self._num_choices = 0
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
-        self._num_fruitless = 0  # looks since something was checked
+        self._num_fruitless = 0  # looks since they bore fruit
         self._timed_rows = 0
         self._untimed = 0
         self._rest = 0
@@ -143,7 +143,7 @@ class Speculator:
             return True
         echo = None if self._hope else self._echo
         return echo is not None and any(
-            new.num_pending and not new.output_ids and echo.remembers(new) for new in running
+            new.num_pending and not new.output_ids and echo.resembles(new) for new in running
         )
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
@@ -153,7 +153,7 @@ class Speculator:
             drafting = sequence.drafting
             if drafting is None:
                 sequence.drafting = Drafting()
-                if self._echo is not None and self._echo.remembers(sequence):
+                if self._echo is not None and self._echo.resembles(sequence):
                     repeats = True
                     if sequence.request.session_id:
                         self._num_fruitless = 0
@@ -235,6 +235,8 @@ class Speculator:
             return
         decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
         tokens = sum(chunk.count for chunk in decoding)
+        if 2 * gained >= tokens - len(decoding) > 0:
+            self._num_fruitless = 0
         if not plan.encodings and len(decoding) == len(plan.chunks):
             has_trees = any(chunk.parents is not None for chunk in decoding)
             taken_s = elapsed_s - drafting_s - looking_s
@@ -274,8 +276,6 @@ class Speculator:
             self._choice_s = self._clock() - started_s
         self._looking_s = self._choice_s
         controller.looked(rows, self._looking_s, found=drafts is not None)
-        if drafts is not None:
-            self._num_fruitless = 0
         return drafts
 
     def _looked(self, *, found: bool, repeats: bool) -> None:

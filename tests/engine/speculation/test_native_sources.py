@@ -204,6 +204,7 @@ def test_nobody_is_kept_busy_by_guesses_that_are_not_worth_it() -> None:
 def test_habits_are_bounded_natively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two generations, as in Python: what was forgotten is not guessed."""
     monkeypatch.setattr(habit, "MAX_CONTEXTS", 40)
+    monkeypatch.setattr("engine.speculation.speculator.PATIENCE", 10**6)  # before each step, whatever comes of it
     native = Speculator("habit", 15, 10_000)
     native.controller = Always(15)
 
@@ -324,10 +325,11 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
 
     asked = sequence([1], session="a")
     assert looked(asked, 4) == 4
-    assert 20 < looked(asked, 160) < 40
+    assert 12 < looked(asked, 160) < 30
     speculator.ended(asked)
     assert looked(sequence([1], session="a"), 4) == 4
     assert looked(sequence([1], session="b"), 8) <= 4
+    assert looked(sequence([1], session="a", prompt=(1, 2, 4)), 8) <= 4  # another question
 
 
 def test_an_engine_that_waited_for_results_to_look_is_never_refused() -> None:
