@@ -52,6 +52,7 @@ struct Guesses {
         const int num_said = std::min(asked.num_said, asked.num_new);
         for (int i = 0; i < sequence.num_proposals; i++) {
             const Proposal& own = sequence.proposals[i];
+            if (i && own.ids[0] == sequence.proposals[0].ids[0]) continue;  // it was not what the guess hung on
             const int checked = std::min(i ? 0 : asked.checked, own.length);
             const int guessed = std::max(checked, 1);
             learn(sequence, own.kind, agreement(own.ids, guessed, asked.ids, num_said), guessed);

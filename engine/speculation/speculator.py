@@ -1,7 +1,8 @@
 """Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
 
 Sources that guess but are not checked are judged all the same, by whether the token that came was their first guess; so
-a source that has become good is noticed while nothing is drafted, and costs the model nothing. A draft model or a head
+a source that has become good is noticed while nothing is drafted, and costs the model nothing. But who agrees with the
+best one is not: often right where everybody is, it may be wrong whenever a guess hangs on it. A draft model or a head
 is no such source: it is asked only when it has been decided how much it shall guess (see `model_drafting`).
 """
 
@@ -216,8 +217,13 @@ class Speculator:
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
+            best = drafting.proposed[0]
             for proposal in drafting.proposed:
-                if proposal is not chosen or not drafts:
+                if proposal is best:
+                    is_learnt = bool(drafts) and chosen is not None
+                else:  # who says what the best does anyway: no guess hung on it
+                    is_learnt = proposal.token_ids[0] == best.token_ids[0]
+                if not is_learnt:
                     self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == said[0]), 1)
             if len(drafting.proposed) > 1:
                 self._learn_rescues(drafting, said)
@@ -237,6 +243,7 @@ class Speculator:
         tokens = sum(chunk.count for chunk in decoding)
         if 2 * gained >= tokens - len(decoding) > 0:
             self._num_fruitless = 0
+            self._next_rest = 1
         if not plan.encodings and len(decoding) == len(plan.chunks):
             has_trees = any(chunk.parents is not None for chunk in decoding)
             taken_s = elapsed_s - drafting_s - looking_s
@@ -280,7 +287,10 @@ class Speculator:
 
     def _looked(self, *, found: bool, repeats: bool) -> None:
         """How long an engine that runs ahead need not wait for results again."""
-        self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
+        if found:
+            self._rest = 1  # and longer again, if they are not right
+        else:
+            self._rest = self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         if repeats:
             self._hope = self._next_hope = 1 if found else min(2 * self._next_hope, LONGEST_REST)
 
