@@ -47,9 +47,9 @@ MAX_BRANCHES: Final = 3
 """Proposals that a tree takes in beside the best one."""
 RESCUE: Final = 0.5
 """Where others have guessed wrongly, a source is believed so much less at first."""
-PATIENCE: Final = 4
+PATIENCE: Final = 6
 MOST_PATIENCE: Final = 4
-"""Native sources are asked before every step; after so many looks that bore no fruit (half of what a step checked being
+"""Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked being
 right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
 TIMED: Final = 4
@@ -241,7 +241,7 @@ class Speculator:
             return
         decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
         tokens = sum(chunk.count for chunk in decoding)
-        if 2 * gained >= tokens - len(decoding) > 0:
+        if 3 * gained >= tokens - len(decoding) > 0:
             self._num_fruitless = 0
             self._next_rest = 1
         if not plan.encodings and len(decoding) == len(plan.chunks):

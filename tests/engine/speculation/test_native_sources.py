@@ -324,10 +324,10 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
         return len(looks)
 
     asked = sequence([1], session="a")
-    assert looked(asked, 4) == 4
-    assert 12 < looked(asked, 160) < 30
+    assert looked(asked, 6) == 6
+    assert 20 < looked(asked, 160) < 30
     speculator.ended(asked)
-    assert looked(sequence([1], session="a"), 4) == 4
+    assert looked(sequence([1], session="a"), 6) == 6
     assert looked(sequence([1], session="b"), 8) <= 4
     assert looked(sequence([1], session="a", prompt=(1, 2, 4)), 8) <= 4  # another question
 
