@@ -154,7 +154,18 @@ struct Guesses {
         if (rules.sources & FROM_HABIT && most < rules.sure * limit) {
             learn_habits(sequence);
             keep(sequence, HABIT, habit.propose(rules, sequence.context, limit, room()));
+            weigh_echo(sequence);
         }
+    }
+
+    // As `Echo.weighed` of echo.py.
+    void weigh_echo(Sequence& sequence) const {
+        Proposal* all = sequence.proposals;
+        if (!sequence.num_proposals || sequence.place.is_trusted) return;
+        if (all[0].kind != ECHO && all[0].kind != ECHO_ASTRAY) return;
+        all[0].kind = ECHO_ASTRAY;
+        for (int i = 1; i < sequence.num_proposals; i++)
+            if (all[i].ids[0] == all[0].ids[0]) all[0].kind = ECHO;
     }
 
     // Puts the best proposal first, the others stay in order.

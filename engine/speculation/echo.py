@@ -74,6 +74,20 @@ class Echo:
         place.follow(sequence.output_ids)
         return place.propose(sequence.output_ids, limit)
 
+    def weighed(self, drafting: Drafting, proposed: list[Proposal]) -> list[Proposal]:
+        """The same proposals, this source's the first of them if it has one, all others having been asked. Where an
+        answer goes on as others in the same shape did is right by shape and wrong by contents: it is believed where
+        somebody else says the same, and not where nobody does. The session's answers to the same question are trusted.
+        """
+        place = drafting.states.get(self.name)
+        if not proposed or not isinstance(place, _Place) or place.is_trusted:
+            return proposed
+        own, *others = proposed
+        if own.kind not in (Kind.ECHO, Kind.ECHO_ASTRAY):
+            return proposed
+        is_shared = any(other.token_ids[0] == own.token_ids[0] for other in others)
+        return [Proposal(Kind.ECHO if is_shared else Kind.ECHO_ASTRAY, own.token_ids), *others]
+
     def earlier(self, sequence: Sequence) -> tuple[list[int], int, bool]:
         """Answers that this one's may repeat, a break behind each, and where the one that it most probably repeats
         begins; nothing where there are none. And whether it is that probable from the first: where the same session
@@ -119,6 +133,7 @@ class _Place:
         self._run = 0  # equal tokens up to here
         self._astray = 0  # different ones
         self._is_firm = is_firm
+        self.is_trusted = is_firm
 
     def follow(self, output_ids: Ordered[int]) -> None:
         """Take what was said since."""

@@ -44,7 +44,7 @@ EXPORT Sequence* beholder_guesses_begin(const Guesses* guesses, const int64_t* p
     }
     sequence->place.known.extend(earlier, num_earlier, rules.max_tokens);
     sequence->place.at = at;
-    sequence->place.is_firm = is_firm;
+    sequence->place.is_firm = sequence->place.is_trusted = is_firm;
     sequence->has_echo = num_earlier > 0;
     for (int i = 0; i < 3; i++) {
         const int from = num_prompt - 3 + i;

@@ -51,6 +51,7 @@ struct Place {
     Text known;
     int at = 0, run = 0, astray = 0;
     bool is_firm = true;
+    bool is_trusted = false;  // whatever others say
 
     void follow(const Rules& rules, const int32_t* said, int count) {
         const auto& ids = known.ids;

@@ -402,21 +402,26 @@ class Speculator:
         """The best of what the sources guess."""
         limit = self._limit(sequence)
         proposed: list[Proposal] = []
-        best, best_at, most = None, 0, 0.0
+        most = 0.0
         for source in self.sources if limit > 0 else ():
+            if proposed and most >= SURE * limit:
+                break  # nobody else could guess much more
             asked = source.propose(sequence, drafting, limit)
             for made in (asked, *asked.others) if asked is not None else ():
                 proposal = self._allowed(sequence, made)
-                if proposal is None:
-                    continue
-                rates = self._rates(drafting, proposal.kind)
-                right = rates.expected(len(proposal.token_ids))
-                if right > most:
-                    best_at, most = len(proposed), right
-                    best = Candidate(len(proposal.token_ids), rates)
-                proposed.append(proposal)
-            if most >= SURE * limit:
-                break  # nobody else could guess much more
+                if proposal is not None:
+                    proposed.append(proposal)
+                    rates = self._rates(drafting, proposal.kind)
+                    most = max(most, rates.expected(len(proposal.token_ids)))
+            if source.name == Habit.name and self._echo is not None:
+                proposed = self._echo.weighed(drafting, proposed)
+        best, best_at, most = None, 0, 0.0
+        for index, proposal in enumerate(proposed):
+            rates = self._rates(drafting, proposal.kind)
+            right = rates.expected(len(proposal.token_ids))
+            if right > most:
+                best_at, most = index, right
+                best = Candidate(len(proposal.token_ids), rates)
         if best_at:
             proposed.insert(0, proposed.pop(best_at))
         drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS
