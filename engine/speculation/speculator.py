@@ -49,8 +49,8 @@ RESCUE: Final = 0.5
 """Where others have guessed wrongly, a source is believed so much less at first."""
 PATIENCE: Final = 6
 MOST_PATIENCE: Final = 4
-"""Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked being
-right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
+"""Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
+being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
 TIMED: Final = 4
 """One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
