@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHORT: Final = 16
-"""Rows of at most so many tokens, decoding and verifying ones among them, are never left to torch."""
+"""Rows of at most so many tokens before guesses are never left to torch, nor are guesses."""
 
 LOGITS: Final = 32
 """Steps that draw so many tokens at most write logits where the last one did."""
@@ -121,16 +121,23 @@ class CpuRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
-        is_long = [self.chunks_by_torch and len(row.token_ids) > SHORT for row in rows]
+        is_long = [self.chunks_by_torch and len(row.token_ids) - len(row.drafted) > SHORT for row in rows]
         if not any(is_long):
             return self._run(rows)
-        by_torch = super().logits([row for row, long in zip(rows, is_long, strict=True) if long])
-        if all(is_long):
+        by_torch = super().logits([_given(row) for row, long in zip(rows, is_long, strict=True) if long])
+        others: list[Row] = []
+        whose: list[bool] = []  # of each token to sample: torch's
+        for row, long in zip(rows, is_long, strict=True):
+            if not long:
+                others.append(row)
+            elif row.drafted:
+                others.append(_guessed(row))
+            if row.sampling is not None:
+                whose += [long, *[False] * len(row.drafted)]
+        if not others:
             return by_torch
-        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long])
-        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in rows]
-        from_torch = torch.tensor(is_long).repeat_interleave(torch.tensor(counts))
-        logits = torch.empty((len(from_torch), self.vocab_size))
+        native, from_torch = self._run(others), torch.tensor(whose, dtype=torch.bool)
+        logits = torch.empty((len(whose), self.vocab_size))
         logits[from_torch], logits[~from_torch] = by_torch, native
         return logits
 
@@ -291,6 +298,23 @@ class CpuRunner(TorchRunner):
         self._workspace = torch.empty(size + 64, dtype=torch.uint8)
         self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
         self._num_reserved = num_tokens
+
+
+def _given(row: Row) -> Row:
+    """The same without guesses."""
+    if not row.drafted:
+        return row
+    count = len(row.token_ids) - len(row.drafted)
+    positions = None if row.positions is None else row.positions[:, :count]
+    return replace(row, token_ids=row.token_ids[:count], positions=positions, drafted=(), masks=None)
+
+
+def _guessed(row: Row) -> Row:
+    """The guesses of a chain, as a row that follows what is given."""
+    count = len(row.token_ids) - len(row.drafted)
+    positions = None if row.positions is None else row.positions[:, count:]
+    start, ids, drafted = row.start + count, row.token_ids[count:], row.drafted
+    return Row(row.table_row, start, ids, drafted[0], (), positions, row.position_delta, drafted[1:])
 
 
 def _takes_largest(row: Row) -> bool:

@@ -117,10 +117,10 @@ struct Guesses {
         return rates(sequence, kind).expected(own.length, rules.most);
     }
 
-    void propose(Sequence& sequence, const int32_t* forced, int num_forced, int max_tokens) {
+    void propose(Sequence& sequence, const Asked& asked) {
         sequence.num_proposals = 0;
         // One token at least comes without guesses.
-        const int limit = std::min(std::min(rules.max_drafts, MOST), max_tokens - sequence.num_output - 1);
+        const int limit = std::min(std::min(asked.limit, MOST), asked.max_tokens - sequence.num_output - 1);
         if (limit <= 0) return;
         double most = 0.0;
         const auto room = [&] { return sequence.proposals[sequence.num_proposals].ids; };
@@ -128,7 +128,9 @@ struct Guesses {
             const auto& output = sequence.output;
             const int length =
                 sequence.place.propose(rules, output.data() + output.size(), int(output.size()), limit, room());
-            most = std::max(most, keep(sequence, sequence.place.is_firm ? ECHO : ECHO_ASTRAY, length));
+            if (sequence.place.has_moved) sequence.own[ECHO] = {};  // which was believed of another place
+            const bool is_firm = sequence.place.is_firm && !sequence.place.doubts();
+            most = std::max(most, keep(sequence, is_firm ? ECHO : ECHO_ASTRAY, length));
         }
         if (rules.sources & FROM_NGRAM && most < rules.sure * limit) {
             const auto& ids = sequence.text.ids;
@@ -146,8 +148,9 @@ struct Guesses {
                 }
             }
         }
-        if (num_forced && most < rules.sure * limit) {
-            const int length = std::min(num_forced, limit);
+        if (asked.num_forced && most < rules.sure * limit) {
+            const int length = std::min(asked.num_forced, limit);
+            const int32_t* forced = asked.ids + asked.num_new;
             std::copy(forced, forced + length, room());
             most = std::max(most, keep(sequence, GRAMMAR, length));
         }

@@ -43,12 +43,29 @@ struct Choice {
         return true;
     }
 
-    // Alone a row need not be like any other: any length.
+    // Alone a row need not be like any other: of any lengths that promise enough the one that saves most. The first guess
+    // saves a plain step, and each behind it what a token takes once the first has been right. So where the first is
+    // doubtful and those behind it are not, few are checked until it was right.
     int alone(int limit) {
+        const int most = std::min(std::min(found->length, limit), MOST);
+        if (most <= 0 || !is_worth(0)) return 0;
+        const double first = std::min(found->first, rules.most), later = std::min(found->later, rules.most);
+        double steps_s[MOST + 1], after_s = bet.plain_s, sum = 1.0, power = 1.0;
+        for (int length = 1; length <= most; length++) {
+            steps_s[length] = between(bet.steps, length);
+            power *= later, sum += power;
+            after_s = std::min(after_s, (steps_s[length] + bet.looking_s) / sum);
+        }
         int best = 0;
-        if (!is_worth(0)) return 0;
-        for (int length = 1; length <= std::min(found->length, limit); length++)
-            if (take(length, expected(0, length))) best = length;
+        double right = 0.0, likely = first, most_saved_s = 0.0, best_rate = bet.rate;
+        for (int length = 1; length <= most; length++) {
+            right += likely, likely *= later;
+            const double extra_s = steps_s[length] - bet.plain_s, rate = (1.0 + right) / (steps_s[length] + bet.looking_s);
+            if (doubt(right, length) * extra_s > bet.credit_s || rate <= bet.rate) continue;
+            const double saved_s = first * bet.plain_s + (right - first) * after_s - extra_s;
+            if (!best || saved_s > most_saved_s) most_saved_s = saved_s, best_rate = rate, best = length;
+        }
+        bet.rate = best_rate;
         return best;
     }
 

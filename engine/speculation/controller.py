@@ -23,6 +23,7 @@ from engine.speculation.account import SURPRISE, Account
 from engine.speculation.branching import Branching, fitting
 from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
+from engine.speculation.opening import Openings, worth
 from engine.speculation.step_times import StepTimes
 from engine.step_costs import size_class
 
@@ -72,6 +73,10 @@ stands still is noticed in the first answer that repeats. Once in so many steps.
 """
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
+AT_ONCE: Final = 1.25
+"""What a token is worth that comes with the first of its answer, in the time that it would take at best later: no step
+of others keeps it waiting.
+"""
 DOUBT: Final = 2.0
 """The account must bear so many times the part of a step's guesses that is expected to be wrong, all of it at most."""
 LEAST_DOUBT: Final = 0.1
@@ -116,6 +121,7 @@ class Controller:
         if model_cost is not None:
             self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
         self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE)
+        self._openings = Openings(self.times)
         self._looking_s = 0.0
         self._saved = 0.0
         self._unpaid = 0
@@ -252,6 +258,42 @@ class Controller:
         if self.models is not None:
             self.models.drafts.add_prompt(tokens, elapsed_s)
 
+    def may_open(self, rows: int) -> bool:
+        """See `Lengths.may_open`."""
+        prices = self._prices(rows) or self._prices(1)
+        return prices is not None and self._account.left_s(prices.plain_s) > 0.0
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        """See `Lengths.open`."""
+        rows = rows if self._prices(rows) is not None else 1
+        prices, draft_s = self._prices(rows), self._openings.draft_s(prompt)
+        if prices is None:
+            return 0
+        plain_s = prices.plain_s
+        self._account.settle(-looking_s, plain_s)
+        if draft_s is None or not gains:
+            return 0
+        token_s = plain_s / rows
+        length = worth(gains, draft_s, min(token_s, AT_ONCE * self._later_s(rows, gains)))
+        right, cost_s = sum(gains[:length]), length * draft_s
+        if not length or right * token_s < MARGIN * cost_s:
+            return 0
+        doubt = min(max(DOUBT * (1.0 - right / length), LEAST_DOUBT), 1.0)
+        return length if self._account.bears(doubt * cost_s, plain_s) else 0
+
+    def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
+        """See `Lengths.opened`."""
+        if not guesses:
+            if elapsed_s is not None:
+                self._openings.add_prompt(tokens, elapsed_s)
+            return
+        if elapsed_s is not None:
+            self._openings.add(tokens, guesses, elapsed_s)
+        rows = rows if self.times.plain_s(rows) is not None else 1
+        plain_s, draft_s = self.times.plain_s(rows), self._openings.draft_s(tokens)
+        if plain_s is not None and draft_s is not None:
+            self._account.settle(gained * plain_s / rows - guesses * draft_s, plain_s)
+
     def may_branch(self, rows: int) -> bool:
         """See `Lengths.may_branch`."""
         return self._branching.may_branch(rows)
@@ -348,6 +390,16 @@ class Controller:
         draft_s = max(one_s - plain_s, 0.0)
         known = self._priced[rows] = _Prices(self.times.version, plain_s, draft_s, steps, to_begin, to_stay)
         return known
+
+    def _later_s(self, rows: int, gains: Ordered[float]) -> float:
+        """What a token takes at best that comes after the first, where guesses are as right then as `gains` say."""
+        right = gains[-1] ** (1.0 / len(gains))
+        rates, least = Rates(right, right), float("inf")
+        for length in LENGTHS:
+            step_s = self.times.step_s(rows, rows + rows * length)
+            assert step_s is not None
+            least = min(least, (step_s + self._looking_s) / (rows * (1.0 + rates.expected(length))))
+        return least
 
     def _rate(self, rows: int, candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
         """Tokens a second that are expected where so many guesses of each row are checked."""

@@ -45,6 +45,7 @@ EXPORT Sequence* beholder_guesses_begin(const Guesses* guesses, const int64_t* p
     sequence->place.known.extend(earlier, num_earlier, rules.max_tokens);
     sequence->place.at = at;
     sequence->place.is_firm = sequence->place.is_trusted = is_firm;
+    if (!is_firm) sequence->place.find_doubtful();
     sequence->has_echo = num_earlier > 0;
     for (int i = 0; i < 3; i++) {
         const int from = num_prompt - 3 + i;
@@ -74,7 +75,7 @@ EXPORT double beholder_guesses_look(Guesses* guesses, Asked* const* all, int32_t
             guesses->learn_habits(sequence);
             continue;
         }
-        guesses->propose(sequence, asked.ids + asked.num_new, asked.num_forced, asked.max_tokens);
+        guesses->propose(sequence, asked);
         guesses->put_best_first(sequence, found[i]);
         if (!found[i].length || (needs[1] > 0.0 && found[i].first < guesses->rules.least_rate)) continue;
         for (int which = 0; which < NUM_LENGTHS; which++) {
@@ -106,11 +107,16 @@ EXPORT void beholder_guesses_cut(const Guesses* guesses, Sequence* sequence, int
     guesses->put_best_first(*sequence, *found);
 }
 
-// All that was proposed, the best first, with how probably each is right where the others are wrong.
-EXPORT int beholder_guesses_proposals(const Guesses* guesses, const Sequence* sequence, Found* found) {
+// From now on this proposal is the best.
+EXPORT void beholder_guesses_prefer(Sequence* sequence, int32_t which) {
+    std::rotate(sequence->proposals, sequence->proposals + which, sequence->proposals + which + 1);
+}
+
+// All that was proposed, the best first, with how probably each is right; `rescue`: where the others are wrong.
+EXPORT int beholder_guesses_proposals(const Guesses* guesses, const Sequence* sequence, Found* found, int32_t rescue) {
     for (int i = 0; i < sequence->num_proposals; i++) {
         const Proposal& own = sequence->proposals[i];
-        const Rates rates = guesses->rescue_rates(own.kind);
+        const Rates rates = rescue ? guesses->rescue_rates(own.kind) : guesses->rates(*sequence, own.kind);
         found[i].first = rates.first, found[i].later = rates.later, found[i].kind = own.kind, found[i].length = own.length;
         std::memcpy(found[i].token_ids, own.ids, own.length * sizeof(int32_t));
     }

@@ -120,6 +120,24 @@ class Lengths(Protocol):
         """A step computed so many tokens of prompts and nothing else."""
         ...
 
+    def may_open(self, rows: int) -> bool:
+        """Whether to look for guesses of an answer's first tokens, before its prompt is computed to the end. `rows`:
+        how many will decode then.
+        """
+        ...
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        """How many of them to check beside the last `prompt` tokens. `gains`: how probably each stands, falling;
+        `looking_s`: what it took to find them.
+        """
+        ...
+
+    def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
+        """A step of `tokens`, most of them of prompts, checked `guesses` of first tokens besides, and `gained` of those
+        were right; without any, what it took tells what prompts take. None: it was not measured.
+        """
+        ...
+
     def stepped(
         self,
         rows: int,
@@ -223,6 +241,17 @@ class Always:
         """Nothing is learnt."""
 
     def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """Nothing is learnt."""
+
+    def may_open(self, rows: int) -> bool:
+        """See `Lengths.may_open`."""
+        return self._length > 0
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        """See `Lengths.open`."""
+        return min(len(gains), self._length)
+
+    def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
         """Nothing is learnt."""
 
     def stepped(

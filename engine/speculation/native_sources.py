@@ -19,16 +19,17 @@ from engine.speculation.acceptance import Rates
 from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
 from engine.speculation.drafting import Kind, Proposal
 from engine.speculation.echo import Echo
-from engine.speculation.lengths import Candidate
+from engine.speculation.lengths import NO_NEEDS, Candidate
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of what told.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 NEARLY_ALWAYS: Final = 0.9
-MOST: Final = 32
+MOST: Final = 64
+"""Guesses of a proposal."""
 BRANCHES: Final = 4
 KINDS: Final = (
     Kind.NGRAM_SHORT,
@@ -60,7 +61,6 @@ class Rules(ctypes.Structure):
         ("fading", _F64),
         ("sources", _I32),
         ("vocab_size", _I32),
-        ("max_drafts", _I32),
         ("sequence_memory", _I32),
         ("source_memory", _I32),
         ("max_tokens", _I32),
@@ -85,6 +85,7 @@ class Asked(ctypes.Structure):
         ("max_tokens", _I32),
         ("num_said", _I32),
         ("checked", _I32),
+        ("limit", _I32),
         ("paths", _I32 * BRANCHES),
     )
 
@@ -131,7 +132,8 @@ def library() -> ctypes.PyDLL | None:
         ("look", _F64, (_P, _P, _I32, _P, _P)),
         ("choose", ctypes.c_int, (_P, _P, _I32, _P, _I32, _P)),
         ("cut", None, (_P, _P, _I32, _P)),
-        ("proposals", ctypes.c_int, (_P, _P, _P)),
+        ("prefer", None, (_P, _I32)),
+        ("proposals", ctypes.c_int, (_P, _P, _P, _I32)),
     ):
         function = getattr(loaded, f"beholder_guesses_{name}")
         function.restype, function.argtypes = result, arguments
@@ -149,11 +151,11 @@ class Told:
 
     __slots__ = ("_ids", "_library", "asked", "at", "num_output")
 
-    def __init__(self, library: ctypes.PyDLL, sequence_at: int, max_tokens: int) -> None:
+    def __init__(self, library: ctypes.PyDLL, sequence_at: int, max_tokens: int, limit: int) -> None:
         self._library = library
         self._ids = array("i", (0,) * MOST)
         self.num_output = 0
-        self.asked = Asked(sequence_at, self._ids.buffer_info()[0], 0, 0, max_tokens, 1)
+        self.asked = Asked(sequence_at, self._ids.buffer_info()[0], 0, 0, max_tokens, 1, 0, limit)
         self.at = ctypes.addressof(self.asked)
 
     def __del__(self) -> None:
@@ -208,6 +210,7 @@ class NativeSources:
         echo_memory: Echo | None,
     ) -> None:
         self._library = loaded
+        self._max_drafts = max_drafts
         self._echo = echo_memory
         self._has_grammar = "grammar" in names
         rules = Rules(
@@ -223,7 +226,6 @@ class NativeSources:
             fading=habit.FADING,
             sources=sum(SOURCES[name] for name in names),
             vocab_size=vocab_size,
-            max_drafts=max_drafts,
             sequence_memory=memories[0],
             source_memory=memories[1],
             max_tokens=continuations.MAX_TOKENS,
@@ -262,6 +264,24 @@ class NativeSources:
             self._all[index] = told.at
         surplus: float = self._look(self._at, self._all_at, count, self._found_at, needs.buffer_info()[0])
         return surplus >= 0.0
+
+    def first(self, sequence: Sequence, limit: int) -> list[tuple[Proposal, Rates]]:
+        """All guesses of a sequence's first tokens, at most `limit` in a row, and how probably each is right."""
+        drafting = sequence.drafting
+        assert drafting is not None
+        if drafting.told is None:
+            drafting.told = self._begin(sequence)
+        asked = drafting.told.asked
+        asked.limit = limit
+        self.look((sequence,), NO_NEEDS)
+        asked.limit = self._max_drafts
+        return self._proposals(sequence, rescue=False)
+
+    def prefer(self, sequence: Sequence, which: int) -> None:
+        """Of the guesses that `first` has found these are taken for the best."""
+        assert sequence.drafting is not None
+        assert sequence.drafting.told is not None
+        self._library.beholder_guesses_prefer(sequence.drafting.told.asked.sequence, which)
 
     def is_sure(self, count: int) -> bool:
         """Whether for one of so many sequences of the last look the first guess is nearly always right."""
@@ -303,12 +323,15 @@ class NativeSources:
         """All that the last look found for a sequence, the best first; and how probably each is right where the others
         are wrong.
         """
+        return self._proposals(sequence, rescue=True)
+
+    def _proposals(self, sequence: Sequence, *, rescue: bool) -> list[tuple[Proposal, Rates]]:
         drafting = sequence.drafting
         assert drafting is not None
         assert drafting.told is not None
         found = (Found * (BRANCHES + 1))()
         count = self._library.beholder_guesses_proposals(
-            self._at, drafting.told.asked.sequence, ctypes.addressof(found)
+            self._at, drafting.told.asked.sequence, ctypes.addressof(found), rescue
         )
         return [
             (Proposal(KINDS[own.kind], own.token_ids[: own.length]), Rates(own.first, own.later))
@@ -333,7 +356,7 @@ class NativeSources:
         begun = self._library.beholder_guesses_begin(
             self._at, *address, len(prompt), known.buffer_info()[0], len(known), at, is_firm
         )
-        return Told(self._library, begun, sequence.max_tokens)
+        return Told(self._library, begun, sequence.max_tokens, self._max_drafts)
 
     def _allow(self, sequence: Sequence, found: Found) -> None:
         """Cut what a grammar does not let through out of the best proposal, which then may be another."""

@@ -49,9 +49,26 @@ struct Text {
 
 struct Place {
     Text known;
+    std::vector<bool> doubtful;  // where other places go on otherwise behind the same two tokens
     int at = 0, run = 0, astray = 0;
-    bool is_firm = true;
-    bool is_trusted = false;  // whatever others say
+    bool is_firm = true, has_moved = false;  // to another place, firmly, in the last `propose`
+    bool is_trusted = false;                 // whatever others say
+
+    void find_doubtful() {
+        const auto& ids = known.ids;
+        doubtful.assign(ids.size(), false);
+        std::unordered_map<uint64_t, size_t> seen;  // the last place behind two tokens
+        std::vector<size_t> earlier(ids.size(), 0);
+        for (size_t place = 2; place < ids.size(); place++) {
+            if (ids[place] == BREAK || ids[place - 1] == BREAK || ids[place - 2] == BREAK) continue;
+            size_t& last = seen[uint64_t(uint32_t(ids[place - 2])) << 32 | uint32_t(ids[place - 1])];
+            earlier[place] = last;
+            if (last && (doubtful[last] || ids[last] != ids[place]))
+                for (size_t other = place; other; other = earlier[other]) doubtful[other] = true;
+            last = place;
+        }
+    }
+    bool doubts() const { return at < int(doubtful.size()) && doubtful[at]; }
 
     void follow(const Rules& rules, const int32_t* said, int count) {
         const auto& ids = known.ids;
@@ -74,14 +91,20 @@ struct Place {
     }
 
     int propose(const Rules& rules, const int32_t* end, int length, int limit, int32_t* to) {
+        has_moved = false;
         if (!is_firm) {
             Match found[2];
             if (known.find(end, std::min(length, 16), rules.max_match, found) && found[0].length > run) {
+                is_firm = found[0].length >= rules.firm;
+                has_moved = is_firm && at != found[0].at;
                 at = found[0].at, run = found[0].length, astray = 0;
-                is_firm = run >= rules.firm;
             }
         }
-        return astray > rules.max_astray ? 0 : known.read(at, limit, false, to);
+        if (astray > rules.max_astray) return 0;
+        const int count = known.read(at, limit, false, to);
+        for (int sure = 0; sure < count && !doubtful.empty(); sure++)
+            if (doubtful[at + sure]) return std::max(sure, int(is_firm));
+        return count;
     }
 };
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from engine.speculation.acceptance import Acceptance, Rates
 from engine.speculation.controller import Controller
-from engine.speculation.drafting import Drafting, Kind, Proposal, Source
+from engine.speculation.drafting import Drafting, Kind, Proposal, Source, agreement
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
@@ -23,7 +23,7 @@ from engine.speculation.lengths import Candidate, Lengths
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
-from engine.speculation.native_sources import NativeSources, library
+from engine.speculation.native_sources import MOST, NativeSources, library
 from engine.speculation.ngram import NGrams
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 
@@ -56,6 +56,8 @@ TIMED: Final = 4
 """One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
 UNTIMED: Final = 7
 """Of plain steps alike so many in a row are not timed, since timing them costs as well."""
+MOSTLY: Final = 0.75
+"""Of a step's tokens so many must be of prompts, that its time may tell what those take."""
 LONGEST_REST: Final = 64
 """An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
 
@@ -68,6 +70,7 @@ class Speculator:
         max_drafts: Most that the runner checks in a row; with 0 nobody guesses.
         vocab_size: Guesses are below it.
         model: A draft model or head, if there is one.
+        max_first_drafts: Most that it checks behind the last tokens of a prompt.
         takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
         waits: Whether the engine runs ahead of its results but where there are drafts.
         clock: Seconds, monotonic; the one that steps are timed by.
@@ -80,6 +83,7 @@ class Speculator:
         vocab_size: int,
         model: ModelDrafting | None = None,
         *,
+        max_first_drafts: int = 0,
         takes_trees: bool = True,
         waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -87,6 +91,7 @@ class Speculator:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
         self.sources = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
         self._max_drafts = max_drafts
+        self._max_first_drafts = min(max_first_drafts, MOST)
         self._native: NativeSources | None = self._native_sources(vocab_size)
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
@@ -101,6 +106,7 @@ class Speculator:
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
+        self._opened = 0
         self.drafting_s = 0.0
         """What a model took to guess before the step that is under way."""
         self._is_expected = False  # an answer has begun of whose like something is remembered
@@ -153,19 +159,38 @@ class Speculator:
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                sequence.drafting = Drafting()
-                if self._echo is not None and self._echo.resembles(sequence):
-                    repeats = True
-                    if sequence.request.session_id:
-                        self._num_fruitless = 0
+                _, is_repeating = self._begin(sequence)
+                repeats = repeats or is_repeating
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
-        if repeats:
-            self._is_expected = self._may_stake = True
-            self._num_unlooked = LONGEST_REST
         drafts = self._look(sequences, room) if room else None
         self._looked(found=drafts is not None, repeats=repeats)
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
+
+    def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
+        """Guesses of an answer's first tokens, `room` at most, that are worth checking beside the last `prompt` tokens
+        of its prompt; `rows`: how many will decode behind that step.
+        """
+        limit = min(room, self._max_first_drafts, sequence.max_tokens - 1)
+        if limit <= 0 or not self.sources:
+            return ()
+        drafting = sequence.drafting
+        if drafting is None:
+            drafting, _ = self._begin(sequence)
+        elif drafting.proposed:
+            drafting.forget()
+        if not self.controller.may_open(rows):
+            return ()
+        started_s = self._clock()
+        proposal, gains = self._first_guesses(sequence, drafting, limit)
+        length = self.controller.open(rows, prompt, gains, self._clock() - started_s)
+        guesses = () if proposal is None else tuple(proposal.token_ids[:length])
+        if guesses and self._native is not None and sequence.grammar is not None:
+            guesses = guesses[: sequence.grammar.count_allowed(guesses)]
+        if proposal is not None and guesses:
+            drafting.proposed = drafting.proposed or [proposal]
+            drafting.chosen, drafting.drafts, drafting.opens = proposal, Drafts(guesses), True
+        return guesses
 
     def draft(self, sequences: Ordered[Sequence], drafts: Ordered[Drafts]) -> list[Drafts]:
         """The same drafts with those that the model guesses; sequences have slots for them. It may guess fewer: the
@@ -203,7 +228,10 @@ class Speculator:
         chosen, said = drafting.chosen, [token.token_id for token in standing]
         num_accepted = max(num_kept - 1, 0)
         if drafts and chosen is not None:
-            self._gained += num_accepted
+            if drafting.opens:
+                self._opened += num_accepted
+            else:
+                self._gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
             if drafting.tree is not None:
                 self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
@@ -234,13 +262,18 @@ class Speculator:
         `Batch`.
         """
         gained, self._gained = self._gained, 0
+        opened, self._opened = self._opened, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
         self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
         if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
-        decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
+        decoding = [
+            chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
+        ]
         tokens = sum(chunk.count for chunk in decoding)
+        if len(decoding) < len(plan.chunks):
+            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s)
         if 3 * gained >= tokens - len(decoding) > 0:
             self._num_fruitless = 0
             self._next_rest = 1
@@ -252,6 +285,51 @@ class Speculator:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0 or tokens > len(decoding):
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+
+    def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
+        """An answer begins. Whether something is remembered that it may repeat."""
+        drafting = sequence.drafting = Drafting()
+        if self._echo is None or not self._echo.resembles(sequence):
+            return drafting, False
+        if sequence.request.session_id:
+            self._num_fruitless = 0
+        self._is_expected = self._may_stake = True
+        self._num_unlooked = LONGEST_REST
+        return drafting, True
+
+    def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
+        """What is best guessed of an answer's first tokens, and how probably each guess stands."""
+        if self._native is not None:
+            found = self._native.first(sequence, limit)
+        else:
+            self._candidate(sequence, drafting, limit)
+            found = [(proposal, self._rates(drafting, proposal.kind)) for proposal in drafting.proposed]
+        best, gains = 0, [0.0]
+        for index, (proposal, rates) in enumerate(found):
+            own = rates.gains(len(proposal.token_ids))
+            if proposal.kind.source == "echo" and self._echo is not None:
+                own = self._echo.survival(sequence, own)
+            if sum(own) > sum(gains):
+                best, gains = index, own
+        if not found:
+            return None, []
+        if self._native is not None:
+            self._native.prefer(sequence, best)
+        else:
+            drafting.proposed.insert(0, drafting.proposed.pop(best))
+        return found[best][0], gains
+
+    def _prompts_stepped(self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float) -> None:
+        """A step computed prompts beside `rows` that checked `tokens`; what encoding took is no part of what is
+        learnt.
+        """
+        opening = [chunk for chunk in plan.chunks if chunk.opens]
+        guesses = sum(len(chunk.drafts) for chunk in opening)
+        others = sum(chunk.count for chunk in plan.chunks) - guesses
+        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and self.drafting_s == 0.0
+        taken_s = elapsed_s - plan.encoding_s if is_telling and plan.encoding_s is not None else None
+        if opening or (taken_s is not None and tokens == rows):
+            self.controller.opened(rows + len(opening), others, guesses, opened, taken_s)
 
     def _look(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
         """Drafts that are worth checking, if it is worth looking for some; None: nothing is checked."""
@@ -352,7 +430,9 @@ class Speculator:
             candidates = self._native.candidates(rows)
         else:
             candidates = [
-                self._candidate(sequence, sequence.drafting) for sequence in sequences if sequence.drafting is not None
+                self._candidate(sequence, sequence.drafting, self._limit(sequence))
+                for sequence in sequences
+                if sequence.drafting is not None
             ]
         lengths = self.controller.choose(rows, candidates, room)
         by_model = self._choose_model(sequences, candidates, lengths, room)
@@ -398,9 +478,8 @@ class Speculator:
             models.append(self.model.candidate(sequence, self._limit(sequence), rates))
         return self.controller.choose_model(len(sequences), candidates, lengths, models, room)
 
-    def _candidate(self, sequence: Sequence, drafting: Drafting) -> Candidate | None:
+    def _candidate(self, sequence: Sequence, drafting: Drafting, limit: int) -> Candidate | None:
         """The best of what the sources guess."""
-        limit = self._limit(sequence)
         proposed: list[Proposal] = []
         most = 0.0
         for source in self.sources if limit > 0 else ():
@@ -529,13 +608,3 @@ class Speculator:
         if own is None:
             own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
         own.add(right, guessed)
-
-
-def agreement(one: Ordered[int], other: Ordered[int]) -> int:
-    """How many tokens two texts share from their begin."""
-    length = 0
-    for first, second in zip(one, other, strict=False):
-        if first != second:
-            break
-        length += 1
-    return length

@@ -3,9 +3,9 @@
 
 namespace {
 
-constexpr int VERSION = 2;  // of what native_sources.py is told of these files
+constexpr int VERSION = 3;  // of what native_sources.py is told of these files
 constexpr int32_t BREAK = -1;
-constexpr int MOST = 32;       // guesses of a proposal
+constexpr int MOST = 64;       // guesses of a proposal
 constexpr int PROPOSALS = 5;   // echo, ngram and its older one, grammar, habit
 constexpr int BRANCHES = 4;    // proposals of which a tree is made
 
@@ -16,7 +16,7 @@ enum Source { FROM_ECHO = 1, FROM_NGRAM = 2, FROM_GRAMMAR = 4, FROM_HABIT = 8 };
 struct Rules {
     double priors[KINDS][2];
     double prior_weight, most, rescue, sure, least_rate, least_habit, fading;
-    int32_t sources, vocab_size, max_drafts;
+    int32_t sources, vocab_size;
     int32_t sequence_memory, source_memory;
     int32_t max_tokens, max_match;          // continuations.py
     int32_t near_, firm, max_astray;        // echo.py
@@ -24,14 +24,14 @@ struct Rules {
     int32_t max_contexts;                   // habit.py
 };
 
-// A sequence before a step; `Asked` of native_sources.py. It may say `max_tokens` in all. `num_new` tokens were said since
-// the last look, the first `num_said` of them by the step behind it, which checked `checked` of the best proposal; of a
-// tree, `paths` says how much of each proposal, and is 0 of no tree.
+// A sequence before a step; `Asked` of native_sources.py. It may say `max_tokens` in all, and `limit` may be guessed.
+// `num_new` tokens were said since the last look, the first `num_said` of them by the step behind it, which checked
+// `checked` of the best proposal; of a tree, `paths` says how much of each proposal, and is 0 of no tree.
 struct Sequence;
 struct Asked {
     Sequence* sequence;
     const int32_t* ids;  // what was said since, then what the grammar forces
-    int32_t num_new, num_forced, max_tokens, num_said, checked;
+    int32_t num_new, num_forced, max_tokens, num_said, checked, limit;
     int32_t paths[BRANCHES];
 };
 
