@@ -5,8 +5,8 @@
 Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
 besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
 slowly while nothing is drafted. And an account is kept (`engine.speculation.account`), from which looking for guesses
-is paid too: nothing is checked, and nobody looks, where it would not bear that `DOUBT` times as many guesses are wrong
-as are expected to be.
+is paid too, and what a device that runs ahead of its results stands idle for that: nothing is checked, and nobody
+looks, where it would not bear that `DOUBT` times as many guesses are wrong as are expected to be.
 
 All times are measured here, those of steps without the looking before them: a plain step needs none.
 """
@@ -24,7 +24,7 @@ from engine.speculation.branching import Branching, fitting
 from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.opening import Openings, worth
-from engine.speculation.step_times import StepTimes
+from engine.speculation.step_times import WAITING, StepTimes
 from engine.step_costs import size_class
 
 LENGTHS: Final = (1, 3, 7, 15)
@@ -62,6 +62,14 @@ LOOKING: Final = 0.006
 """Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
 account's allowance, so that something is left for what is found.
 """
+WAITS: Final = 0.005
+"""Part of the time of steps that a device may stand idle so that guesses can be looked for while none is found to be
+worth checking: less than the account's allowance, for the same reason.
+"""
+PLENTY: Final = 4.0
+"""With so many plain steps in the account waiting is free to be dearer."""
+LONG_REST: Final = 256
+"""So many steps lie between two that wait where nothing could pay, were all guesses right, or could not be borne."""
 FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
 SHARE: Final = 0.25
@@ -86,16 +94,19 @@ FREE_LOOKS: Final = 2
 
 @dataclass(slots=True)
 class _Watch:
-    """How far promises hold at one row count, and what the last one was: tokens a second over those of plain steps."""
+    """How far promises hold at one row count, and what the last one was: tokens a second over those of plain steps.
+    `waiting`: how long the device stands idle where results are waited for, in plain steps.
+    """
 
     is_drafting: bool = False
     promise: float = 1.0
     trust: float = 1.0
+    waiting: float = WAITING
 
 
 class _Prices(NamedTuple):
     """Of steps of one row count, in seconds: a plain one, what one draft adds, and by number of drafts as for a
-    `Chooser`; `Lengths.needs` to begin and to go on.
+    `Chooser`; `Lengths.needs` to begin and to go on; whether any check could pay, were all guesses right.
     """
 
     version: int
@@ -104,6 +115,7 @@ class _Prices(NamedTuple):
     steps: array[float]
     to_begin: array[float]
     to_stay: array[float]
+    may_pay: bool
 
 
 class Controller:
@@ -137,9 +149,7 @@ class Controller:
         prices = self._prices(rows)
         if prices is None:
             return False
-        self._account.pay_in(prices.plain_s, self._unpaid)
-        self._unstaked += self._unpaid
-        self._unpaid = 0
+        self._pay_in(prices.plain_s)
         if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
             return False  # nobody need look before a plain step that is taken for its time
         cost_s = self._looking_s + prices.draft_s  # what cannot be checked is looked for in vain
@@ -177,6 +187,30 @@ class Controller:
         self._account.settle(-usual_s, plain_s)
         price = self._looking_s / (LOOKING * plain_s)  # so many steps save as much
         self._saved = max(self._saved, FREE_LOOKS * price) if found else max(self._saved - price, -price)
+
+    def waited(self, rows: int, elapsed_s: float) -> None:
+        """See `Lengths.waited`."""
+        plain_s = self.times.plain_s(rows)
+        if plain_s is not None:
+            watch = self._watches.setdefault(size_class(rows), _Watch())
+            # Not what a busy machine made of it.
+            usual = min(max(elapsed_s / plain_s - 1.0, 0.0), 2 * watch.waiting + 0.01)
+            watch.waiting += LOOK_LEARNING * (usual - watch.waiting)
+            self._account.settle(-usual * plain_s, plain_s)
+
+    def rest(self, rows: int) -> float:
+        """See `Lengths.rest`."""
+        prices = self._prices(rows)
+        if prices is None:
+            return 0.0
+        plain_s = prices.plain_s
+        self._pay_in(plain_s)
+        watch = self._watches.get(size_class(rows))
+        waiting = WAITING if watch is None else watch.waiting
+        cost_s = waiting * plain_s + self._looking_s + prices.draft_s
+        if not prices.may_pay or self._account.steps_until(cost_s, plain_s):
+            return LONG_REST
+        return 0.0 if self._account.left_s(plain_s) >= PLENTY * plain_s else min(waiting / WAITS, LONG_REST)
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""
@@ -371,6 +405,12 @@ class Controller:
         elif plain_s is not None and step_s is not None:
             self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
 
+    def _pay_in(self, plain_s: float) -> None:
+        """For the steps that went by since it was done last."""
+        self._account.pay_in(plain_s, self._unpaid)
+        self._unstaked += self._unpaid
+        self._unpaid = 0
+
     def _prices(self, rows: int) -> _Prices | None:
         """What steps of so many rows take; None while that is not known."""
         known = self._priced.get(rows)
@@ -388,7 +428,8 @@ class Controller:
             to_begin.extend((count, rows * (MARGIN * times - 1.0)))
             to_stay.extend((count, rows * (STAY * times - 1.0)))
         draft_s = max(one_s - plain_s, 0.0)
-        known = self._priced[rows] = _Prices(self.times.version, plain_s, draft_s, steps, to_begin, to_stay)
+        may_pay = any(right <= count for count, right in zip(to_begin[::2], to_begin[1::2], strict=True))
+        known = self._priced[rows] = _Prices(self.times.version, plain_s, draft_s, steps, to_begin, to_stay, may_pay)
         return known
 
     def _later_s(self, rows: int, gains: Ordered[float]) -> float:

@@ -68,6 +68,16 @@ class Lengths(Protocol):
         """Looking for guesses took so long; `found`: some are checked now."""
         ...
 
+    def waited(self, rows: int, elapsed_s: float) -> None:
+        """An engine that runs ahead waited for results, so that guesses could be looked for; nothing was checked, and
+        the plain step of so many rows took so long then, without looking.
+        """
+        ...
+
+    def rest(self, rows: int) -> float:
+        """So many steps of an engine that runs ahead should lie between two for which it waits like that."""
+        ...
+
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """Drafts of each row, at most as many as it has and `room` in all."""
         ...
@@ -182,6 +192,13 @@ class Always:
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """Looking is never too dear."""
+
+    def waited(self, rows: int, elapsed_s: float) -> None:
+        """Nor is waiting."""
+
+    def rest(self, rows: int) -> float:
+        """See `Lengths.rest`."""
+        return 0.0
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""

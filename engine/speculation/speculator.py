@@ -59,7 +59,9 @@ UNTIMED: Final = 7
 MOSTLY: Final = 0.75
 """Of a step's tokens so many must be of prompts, that its time may tell what those take."""
 LONGEST_REST: Final = 64
-"""An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
+"""An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps, where
+`Lengths.rest` does not say otherwise.
+"""
 
 
 class Speculator:
@@ -101,6 +103,7 @@ class Speculator:
         self.accepted = dict(self.drafted)
         self._vocab_size = vocab_size
         self._takes_trees = takes_trees
+        self._waits = waits
         self._clock = clock
         self._looking_s = 0.0  # before the step that is under way
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
@@ -122,6 +125,9 @@ class Speculator:
         self._next_rest = 1
         self._hope = 0  # the same for the first tokens of answers that may repeat others
         self._next_hope = 1
+        self._num_ahead = 0  # steps since results were waited for to look
+        self._is_waiting = False  # for results before the next step, because of guesses
+        self._is_idle = False  # was the device before the step that is under way, and nothing came of it
 
     @property
     def sources(self) -> list[Source]:
@@ -141,17 +147,19 @@ class Speculator:
 
     def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
-        can be made: while the last ones were worth checking, and else ever more rarely. In the same way where the first
-        token of an answer is on its way that may repeat an earlier one.
+        can be made: while the last ones were worth checking, and else ever more rarely, as far as that can be paid. In
+        the same way where the first token of an answer is on its way that may repeat an earlier one.
         """
         if not self.is_on:
             return False
-        if not self._rest:
-            return True
-        echo = None if self._hope else self._echo
-        return echo is not None and any(
-            new.num_pending and not new.output_ids and echo.resembles(new) for new in running
+        rows, echo = len(running), None if self._hope else self._echo
+        is_due = (not self._rest and self._may_wait(rows)) or (
+            echo is not None
+            and any(new.num_pending and not new.output_ids and echo.resembles(new) for new in running)
+            and (self._next_hope < LONGEST_REST or self._may_wait(rows))
         )
+        self._is_waiting = is_due
+        return is_due
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
@@ -165,6 +173,8 @@ class Speculator:
                 drafting.forget()  # it was retracted before anybody knew what came of that
         drafts = self._look(sequences, room) if room else None
         self._looked(found=drafts is not None, repeats=repeats)
+        self._is_idle, self._is_waiting = self._is_waiting and drafts is None, drafts is not None
+        self._num_ahead = -1  # the step that begins now does not run ahead
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
 
     def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
@@ -266,6 +276,8 @@ class Speculator:
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
         self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
+        if self._waits:
+            self._passed(plan, elapsed_s - looking_s)
         if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
         decoding = [
@@ -371,6 +383,23 @@ class Speculator:
             self._rest = self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         if repeats:
             self._hope = self._next_hope = 1 if found else min(2 * self._next_hope, LONGEST_REST)
+
+    def _may_wait(self, rows: int) -> bool:
+        """Whether an engine that runs ahead has done so for long enough."""
+        return self._num_ahead >= self.controller.rest(rows)
+
+    def _passed(self, plan: Plan, elapsed_s: float) -> None:
+        """A step is done of an engine that runs ahead: it pays in although nobody looked; and if results were waited
+        for in vain before it, that is paid.
+        """
+        self._num_ahead += 1
+        if self._num_ahead:
+            self.controller.passed(1)
+        elif self._is_idle:
+            rows, load = len(plan.chunks), plan.room.load
+            if load.rows == load.tokens == rows and not plan.encodings:
+                self.controller.waited(rows, elapsed_s)
+        self._is_idle = False
 
     def _is_alike(self, plan: Plan) -> bool:
         """Whether a step was plain, as the last ones were, so that its time need not be learnt."""

@@ -32,6 +32,8 @@ PROMPT_SIZES: Final = [0, *prompt_sizes(4096)]
 SHAPE: Final = (1, 768, 1024, 3)
 VISION_TOKENS: Final = 768
 PROMPT_TOKENS: Final = 800
+TOLD: Final = 5
+"""Every token that is said."""
 BEFORE_S: Final = 14 * MS
 """From a client's sending to the engine: JPEG decoding, tokenising."""
 AFTER_S: Final = 2 * MS
@@ -118,11 +120,16 @@ class TimedEncoding:
 
 
 class TimedRunner:
-    """An `OverlappedRunner` of a shape. `noise`: of what a step takes, the standard deviation as a part of it."""
+    """An `OverlappedRunner` of a shape.
+
+    Args:
+        noise: Of what a step takes, the standard deviation as a part of it.
+        draft_s: What a draft adds to a step of the device.
+        max_drafts: Most that a row may have.
+    """
 
     vocab_size = 50
     embedding_bytes = 4
-    max_drafts = 0
     max_first_drafts = 0
     drafter: Drafter | None = None
     takes_trees = False
@@ -130,8 +137,18 @@ class TimedRunner:
     picture_side = 256
     max_positions = 4096
 
-    def __init__(self, shape: Shape, time: Time, max_rows: int = 64, noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        time: Time,
+        max_rows: int = 64,
+        noise: float = 0.0,
+        draft_s: float = 0.0,
+        max_drafts: int = 0,
+    ) -> None:
         self.shape = shape
+        self.max_drafts = max_drafts
+        self._draft_s = draft_s
         self._noise = noise
         self._random = random.Random(1)
         self.time = time
@@ -163,13 +180,17 @@ class TimedRunner:
 
     def launch(self, rows: Sequence[Row]) -> TimedFlight:
         """Takes the host's time, and the device's behind it."""
-        decodes = [row.start + 1 for row in rows if len(row.token_ids) == 1 and row.sampling is not None]
-        prompt = self.prompt_size(sum(len(row.token_ids) for row in rows) - len(decodes))
+        decodes = [
+            row.start + 1 for row in rows if len(row.token_ids) == 1 + len(row.drafted) and row.sampling is not None
+        ]
+        drafts = sum(len(row.drafted) for row in rows)
+        prompt = self.prompt_size(sum(len(row.token_ids) for row in rows) - len(decodes) - drafts)
         padded = next(size for size in sizes_beside(self.max_rows, prompt) if size >= len(decodes))
         self.time.now_s += (0.6 + 0.016 * len(decodes)) * MS
-        step_s = self.shape.step_s(decodes, prompt, padded) * self._random.gauss(1.0, self._noise)
-        done_s = self.time.work(step_s)
-        return TimedFlight(self.time, done_s, [SampledToken(5) for row in rows if row.sampling is not None])
+        step_s = self.shape.step_s(decodes, prompt, padded) + drafts * self._draft_s
+        done_s = self.time.work(step_s * self._random.gauss(1.0, self._noise))
+        sampled = sum(1 + len(row.drafted) for row in rows if row.sampling is not None)
+        return TimedFlight(self.time, done_s, [SampledToken(TOLD)] * sampled)
 
 
 @dataclass
