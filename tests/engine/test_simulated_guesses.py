@@ -5,12 +5,13 @@ are what they are without.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from engine.core import Engine
 from engine.load import load_runner
 from engine.runner import TorchRunner
 from engine.sampling import CANDIDATES, is_filtered, sample
+from engine.speculation.draft_times import FEW
 from engine.speculation.drafter import ChainDrafter, DraftRow
 from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest, SamplingParams
@@ -240,6 +242,37 @@ def test_no_drafter_changes_anything(
     heard = run(engine, requests, retract_every=retract_every)
     assert [name for name, own in heard.items() if not own.same_as(plain[name])] == []
     assert sum(engine.speculator.drafted.values()) > 40
+    assert engine.speculator.model is not None
+    assert not engine.speculator.model.is_broken
+
+
+@pytest.mark.parametrize("penalties", [(1.5,), (1.0,), (1.5, 1.0)])
+def test_what_was_missed_is_caught_up_with_before_anybody_asks(
+    engine_of: Callable[..., Engine],
+    requests: list[EngineRequest],
+    penalties: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However the guesses are drawn that follow: attention over all that a head may catch up with takes memory."""
+    engine = engine_of(3)
+    wanted = [
+        msgspec.structs.replace(
+            one, sampling=msgspec.structs.replace(one.sampling, repetition_penalty=penalties[index % len(penalties)])
+        )
+        for index, one in enumerate(requests[:RUNNING])
+    ]
+    drafter = engine.speculator.model._drafter  # type: ignore[union-attr]
+    forward, asked, before = drafter.forward, [0.0], [0]
+
+    def watched(rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
+        asked.append(sum(len(row.token_ids) for row in rows if row.asks) / len(rows))
+        before.append(sum(len(row.token_ids) for row in rows if not row.asks))
+        return forward(rows, guessed=guessed)
+
+    monkeypatch.setattr(drafter, "forward", watched)
+    run(engine, wanted)
+    assert max(asked) <= 1 + FEW
+    assert max(before) > FEW
     assert engine.speculator.model is not None
     assert not engine.speculator.model.is_broken
 
