@@ -158,6 +158,30 @@ def test_guesses_in_graphs_are_those_of_plain_torch(talker: Any, missing: int | 
         assert set(changed) <= own | {0}
 
 
+@pytest.mark.parametrize("missing", [None, 3])
+@pytest.mark.parametrize("drafter", ["head", "same model"])
+def test_more_sequences_than_a_graph_has_are_several_calls(
+    drafter: str, missing: int | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpu.guess_graphs.MOST_ROWS", 4)
+    monkeypatch.setattr("engine.gpu.guess_graphs.MOST_TOKENS", 32)
+    runner = load_simulated(tiny_model, max_rows=RUNNING, **options_of(drafter, tiny_model, tmp_path))
+    rows_of_table(runner)
+    assert runner._guess_graphs is not None
+    runner._guess_graphs.capture()
+    texts = prompts(runner, RUNNING)
+    runner.step(texts)
+    lengths = [5, 1, 15, 2, 3, 7]
+    sampling = [RowSampling(DRAWS[index % len(DRAWS)], 3 + index) for index in range(RUNNING)]
+    whole = draft_rows(runner, texts)
+    found = []
+    for guess in (one_by_one, runner.drafter.guess):  # type: ignore[union-attr]
+        runner.drafter.forward([replace(row, asks=False) for row in whole], guessed=False)  # type: ignore[union-attr]
+        given = (runner.drafter,) if guess is one_by_one else ()
+        found.append(guess(*given, draft_rows(runner, texts, missing), lengths, sampling))
+    assert found[0] == found[1]
+
+
 def test_a_first_guess_is_one_that_may_come(talker: Any) -> None:
     """A grammar's mask is of the target's ids, whatever the drafter knows; the row beside it has none."""
     rows_of_table(talker)
