@@ -7,8 +7,9 @@
     guess(3)  =  first, draw, next, draw, next, draw          and then the host reads what was drawn
 
 A row that has as many guesses as it wants goes on at the dummies. Draws are the target's own, from its noise, so that
-two models agree as often as they can; filters look at the likeliest `CANDIDATES` ids alone, which is near enough for a
-guess. What a grammar forbids the first guess is left out between `first` and `draw`.
+two models agree as often as they can; filters look at the likeliest `CANDIDATES` ids alone, and where they leave more a
+guess is drawn without them: that is what they would leave with the probability of all that they leave. What a grammar
+forbids the first guess is left out between `first` and `draw`.
 """
 
 from __future__ import annotations
@@ -398,7 +399,7 @@ class GuessGraphs:
             )
             top_k, filtered = parts["top_k"].long().clamp(min=1).unsqueeze(1), parts["top_k"] > 0
             scaled = finite(logits) / temperature.clamp(min=COLDEST)
-            drawn, _ = draw_among(scaled, keys, top_k, top_p, min_p, CANDIDATES)
-            last.copy_(torch.where(filtered, drawn, last))
+            drawn, is_unsure = draw_among(scaled, keys, top_k, top_p, min_p, CANDIDATES)
+            last.copy_(torch.where(filtered & ~is_unsure, drawn, last))
             self._guesses.index_copy_(0, spots.long(), last)
         return ()

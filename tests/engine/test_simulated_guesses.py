@@ -60,6 +60,7 @@ DRAWS = [
     SamplingParams(max_tokens=30, temperature=1.0, seed=4),
     SamplingParams(max_tokens=30, temperature=0.7, seed=5, top_k=20, top_p=0.8),
     SamplingParams(max_tokens=30, temperature=0.8, seed=6, top_k=30, min_p=0.05),
+    SamplingParams(max_tokens=30, temperature=2.0, seed=7, top_k=2**31 - 1),
 ]
 
 
