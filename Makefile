@@ -23,7 +23,7 @@ help:
 	@echo "make bench   measure this machine against plain transformers"
 
 # One stamp a set of packages: made again when the project's description, its pins or what is compiled change.
-INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard engine/*/*.cpp engine/cpu/*.h)
+INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard engine/*/*.cpp engine/*/*.h)
 
 $(VENV)/.serve: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -33,6 +33,7 @@ step = Extension(
 guesses = Extension(
     "engine.speculation._guesses",
     ["engine/speculation/guesses.cpp"],
+    depends=sorted(glob("engine/speculation/*.h")),
     language="c++",
     extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off"],
     optional=True,  # without a compiler Python guesses

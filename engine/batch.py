@@ -148,7 +148,8 @@ class Runner(Protocol):
         vocab_size: Ids below it are text; ids at or above never reach the runner's embedding table.
         slot_table: (max_rows, max_positions) int32 on the device; the scheduler writes it, attention reads it.
         embedding_bytes: Bytes of one vision token's embedding.
-        max_drafts: Most guesses in a row; 0: rows with `drafted` are not understood, and never sent.
+        max_drafts: Most guesses in a row that decodes; 0: rows with `drafted` are not understood, and never sent.
+        max_first_drafts: Most behind the last tokens of a prompt, where a step may have both.
         drafter: A model that guesses, loaded beside this one; its entries share the slots.
         takes_trees: Whether guesses may be trees; if not, rows with `parents` are never sent.
         drafts_beside_prompts: Whether a step may have both and be one pass over the weights; if not, nothing is guessed
@@ -163,6 +164,7 @@ class Runner(Protocol):
     slot_table: torch.Tensor
     embedding_bytes: int
     max_drafts: int
+    max_first_drafts: int
     drafter: Drafter | None
     takes_trees: bool
     drafts_beside_prompts: bool

@@ -97,6 +97,7 @@ class Engine:
             runner.vocab_size,
             model,
             takes_trees=runner.takes_trees,
+            max_first_drafts=runner.max_first_drafts,
             waits=self._overlapped is not None,
             clock=clock,
         )

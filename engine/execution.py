@@ -163,25 +163,25 @@ class Execution:
         assert sequence.hold is not None
         sampling = sequence.sampling((), masks[0] if masks else None) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
-        if chunk.drafts:
-            drafted: Ordered[RowSampling] = Drafted(chunk, masks)
-            if self._is_overlapped:  # it may be read when more of the answer is known
-                drafted = list(drafted)
+        drafted: Ordered[RowSampling] = Drafted(chunk, masks) if chunk.drafts else ()
+        if drafted and self._is_overlapped:  # it may be read when more of the answer is known
+            drafted = list(drafted)
+        if drafted and first >= 0:
             ids, delta = [*sequence.output_ids[first:], *chunk.drafts], sequence.position_delta
             return Row(sequence.hold.row, start, ids, sampling, (), None, delta, drafted, chunk.parents, masks)
         if first >= 0:
             ids = sequence.output_ids[first : first + chunk.count] or [FUTURE_TOKEN]
             return Row(sequence.hold.row, start, ids, sampling, (), None, sequence.position_delta, masks=masks)
-        stop = start + chunk.count
+        stop = start + chunk.count - len(chunk.drafts)
         vision = []
         for picture in sequence.pictures:
             if picture.overlaps(start, stop):
                 embeddings = self._vision.get(picture.key).embeddings
                 assert embeddings is not None
                 vision.extend(picture.rows(start, stop, embeddings))
-        positions = sequence.rope_positions(start, stop)
-        ids = sequence.ids(start, stop)
-        return Row(sequence.hold.row, start, ids, sampling, vision, positions, sequence.position_delta, masks=masks)
+        positions = sequence.rope_positions(start, start + chunk.count)
+        ids, delta = [*sequence.ids(start, stop), *chunk.drafts], sequence.position_delta
+        return Row(sequence.hold.row, start, ids, sampling, vision, positions, delta, drafted, masks=masks)
 
 
 class Drafted(DraftedAlike):

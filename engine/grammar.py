@@ -127,7 +127,8 @@ class GrammarState:
         matcher = self.matcher()
         if self.failure is not None or matcher is None or matcher.is_stopped():
             return 0
-        return int(matcher.validate_tokens(list(token_ids)))
+        allowed: int = matcher.validate_tokens(token_ids if isinstance(token_ids, list) else list(token_ids))
+        return allowed
 
     def start_over(self, matcher: LLMatcher | None) -> None:
         """Go on with a fresh matcher, from the same place."""

@@ -26,6 +26,8 @@ from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
 MAX_DRAFTS: Final = 15
+MAX_FIRST_DRAFTS: Final = 63
+"""Beside a prompt a step has many tokens already: so many more change little of what it needs."""
 
 
 class VisionEncoder(SlicedEncoder, Protocol):
@@ -82,6 +84,7 @@ class TorchRunner:
         self.max_positions = max_positions
         self.max_rows = max_rows
         self.max_drafts = MAX_DRAFTS
+        self.max_first_drafts = MAX_FIRST_DRAFTS
         self.drafter: Drafter | None = None
         self._told: Told | None = None
         self.takes_trees = True

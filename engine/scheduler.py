@@ -39,7 +39,8 @@ class Chunk:
     """`count` tokens of a sequence from position `start`; `samples`: they reach its end, so a token follows.
 
     The last of them may be `drafts`: guesses of the next tokens, no part of the sequence yet. With `parents` they are a
-    tree (see `engine.speculation.tree`), and hold slots in the order in which they stand here.
+    tree (see `engine.speculation.tree`), and hold slots in the order in which they stand here. Behind the last tokens
+    of a prompt they are guesses of the answer's first ones.
     """
 
     sequence: Sequence
@@ -48,6 +49,11 @@ class Chunk:
     samples: bool
     drafts: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
+
+    @property
+    def opens(self) -> bool:
+        """Whether its drafts are guesses of an answer's first tokens."""
+        return bool(self.drafts) and self.start + self.count - len(self.drafts) == self.sequence.num_prompt_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -300,9 +306,25 @@ class Scheduler:
         if not count:
             return
         assert sequence.hold is not None
-        self.kv.grow(sequence.hold, count)
-        plan.chunks.append(Chunk(sequence, start, count, start + count == sequence.num_tokens))
-        plan.budget -= count
+        samples = start + count == sequence.num_tokens
+        drafts = self._first_drafts(plan, sequence, count) if samples else ()
+        self.kv.grow(sequence.hold, count + len(drafts))
+        plan.chunks.append(Chunk(sequence, start, count + len(drafts), samples, drafts))
+        plan.budget -= count + len(drafts)
+
+    def _first_drafts(self, plan: Plan, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Guesses of an answer's first tokens, which the step that computes the last `count` tokens of its prompt
+        checks: where they pay, and keep nobody else waiting.
+        """
+        if self.speculator is None or not self._drafts_beside_prompts or sequence.output_ids:
+            return ()
+        budget = (plan.budget - count) // MAX_DRAFT_SHARE
+        room = plan.room.tokens(min(budget, self.kv.num_available - count - len(self.running)))
+        if room <= 0:
+            return ()
+        drafts = self.speculator.open(sequence, 1 + plan.room.load.rows, count, room)
+        plan.room.take_tokens(len(drafts))
+        return drafts
 
     def _unseen(self, sequence: Sequence, start: int, stop: int) -> Picture | None:
         """The first picture at positions `start` … `stop - 1` that the step cannot read yet."""

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHORT: Final = 16
-"""Rows of at most so many tokens, decoding and verifying ones among them, are never left to torch."""
+"""Rows of at most so many tokens before guesses are never left to torch, nor are guesses."""
+
+LOGITS: Final = 32
+"""Steps that draw so many tokens at most write logits where the last one did."""
 
 MOST_AT_ONCE: Final = 64
 """Steps of more tokens are computed layer by layer, telling of progress: on a large model they take seconds."""
@@ -72,6 +75,7 @@ class CpuRunner(TorchRunner):
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._num_reserved = 0
+        self._logits = torch.empty((LOGITS, self.vocab_size))
         self._step = Step(
             slot_table=self.slot_table.data_ptr(),
             kv_pool=self.kv_pool.data_ptr(),
@@ -90,12 +94,16 @@ class CpuRunner(TorchRunner):
             self._step.told, self._step.num_told = address(self._told_layers), len(told.layers)
             self._step.features = told.features.data_ptr()
 
-    @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
         wanted = [row for row in rows if row.sampling is not None]
         if not self.chunks_by_torch and all(map(_takes_largest, wanted)):
-            return self._largest(self.logits(rows), wanted)
+            return self._largest(self._run(rows, is_kept=False), wanted)
+        return self._drawn(rows)
+
+    @torch.inference_mode()
+    def _drawn(self, rows: Sequence[Row]) -> list[SampledToken]:
+        """A step whose tokens are drawn in any way."""
         asked = [sampling for row in rows if row.sampling is not None for sampling in (row.sampling, *row.drafted)]
         logits = self.logits(rows)
         greedy = plainly_greedy(asked)
@@ -113,16 +121,23 @@ class CpuRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
-        is_long = [self.chunks_by_torch and len(row.token_ids) > SHORT for row in rows]
+        is_long = [self.chunks_by_torch and len(row.token_ids) - len(row.drafted) > SHORT for row in rows]
         if not any(is_long):
             return self._run(rows)
-        by_torch = super().logits([row for row, long in zip(rows, is_long, strict=True) if long])
-        if all(is_long):
+        by_torch = super().logits([_given(row) for row, long in zip(rows, is_long, strict=True) if long])
+        others: list[Row] = []
+        whose: list[bool] = []  # of each token to sample: torch's
+        for row, long in zip(rows, is_long, strict=True):
+            if not long:
+                others.append(row)
+            elif row.drafted:
+                others.append(_guessed(row))
+            if row.sampling is not None:
+                whose += [long, *[False] * len(row.drafted)]
+        if not others:
             return by_torch
-        native = self._run([row for row, long in zip(rows, is_long, strict=True) if not long])
-        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in rows]
-        from_torch = torch.tensor(is_long).repeat_interleave(torch.tensor(counts))
-        logits = torch.empty((len(from_torch), self.vocab_size))
+        native, from_torch = self._run(others), torch.tensor(whose, dtype=torch.bool)
+        logits = torch.empty((len(whose), self.vocab_size))
         logits[from_torch], logits[~from_torch] = by_torch, native
         return logits
 
@@ -174,9 +189,9 @@ class CpuRunner(TorchRunner):
         )
         return [SampledToken(token_id) for token_id in ids]
 
-    def _run(self, rows: Sequence[Row]) -> torch.Tensor:
-        """`logits` by the library. Its arrays are Python's own: those of numpy cost several times as much to make, and
-        a step has ten.
+    def _run(self, rows: Sequence[Row], *, is_kept: bool = True) -> torch.Tensor:
+        """`logits` by the library; unless `is_kept`, the next call may write over them. Its arrays are Python's own:
+        those of numpy cost several times as much to make, and a step has ten.
         """
         rows, shared = self._without_trees(rows)
         table = array("i")  # `Row` of layout.h
@@ -191,7 +206,8 @@ class CpuRunner(TorchRunner):
         num_tokens = len(ids)
         addresses, taps = self._embeddings(rows, ids)
         rotation, rotation_rows = self._rotations(rows)
-        logits = torch.empty((len(ends), self.vocab_size))
+        is_new = is_kept or len(ends) > len(self._logits)
+        logits = torch.empty((len(ends), self.vocab_size)) if is_new else self._logits
 
         step = self._step
         step.rows, step.num_rows = address(table), len(rows)
@@ -270,8 +286,9 @@ class CpuRunner(TorchRunner):
         rope = self.model.rope
         if not isinstance(rope, MRope):
             return rope.table, positions
-        rotary = self._rotary(rows, torch.tensor(positions))
-        return torch.cat(rope.at(rotary), dim=1), array("q", range(len(positions)))
+        with torch.inference_mode():
+            rotary = self._rotary(rows, torch.tensor(positions))
+            return torch.cat(rope.at(rotary), dim=1), array("q", range(len(positions)))
 
     def _reserve(self, num_tokens: int) -> None:
         """Have a workspace for so many tokens, which begins at a multiple of 64 bytes."""
@@ -281,6 +298,23 @@ class CpuRunner(TorchRunner):
         self._workspace = torch.empty(size + 64, dtype=torch.uint8)
         self._step.workspace = -(-self._workspace.data_ptr() // 64) * 64
         self._num_reserved = num_tokens
+
+
+def _given(row: Row) -> Row:
+    """The same without guesses."""
+    if not row.drafted:
+        return row
+    count = len(row.token_ids) - len(row.drafted)
+    positions = None if row.positions is None else row.positions[:, :count]
+    return replace(row, token_ids=row.token_ids[:count], positions=positions, drafted=(), masks=None)
+
+
+def _guessed(row: Row) -> Row:
+    """The guesses of a chain, as a row that follows what is given."""
+    count = len(row.token_ids) - len(row.drafted)
+    positions = None if row.positions is None else row.positions[:, count:]
+    start, ids, drafted = row.start + count, row.token_ids[count:], row.drafted
+    return Row(row.table_row, start, ids, drafted[0], (), positions, row.position_delta, drafted[1:])
 
 
 def _takes_largest(row: Row) -> bool:

@@ -162,6 +162,7 @@ class CudaRunner(TorchRunner):
             padding_rows=1,
         )
         self.max_drafts = MAX_DRAFTS
+        self.max_first_drafts = 0
         self.drafts_beside_prompts = False  # they have graphs of their own
         self.takes_trees = False  # attention of decode rows knows a chain's positions, no tree's mask
         table = self.padded_table

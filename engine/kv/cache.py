@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.kv.pool import SlotArray, SlotPool
+from engine.kv.pool import FEW, SlotArray, SlotPool
 from engine.kv.radix import IdArray, Node, RadixTree
 from engine.kv.table import SlotTable
 
@@ -80,7 +80,17 @@ class KVCache:
 
     def grow_each(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
         """Give each hold so many positions more, in one write."""
-        slots = self._allocate(sum(counts))
+        num, cells = sum(counts), self.table.cells
+        if num <= FEW and cells is not None:
+            self._make_room(num)
+            taken = iter(self.pool.allocate_few(num))
+            for hold, count in zip(holds, counts, strict=True):
+                row, first = hold.row, hold.num_slots
+                hold.num_slots = first + count
+                for position in range(first, first + count):
+                    cells[row, position] = next(taken)
+            return
+        slots = self._allocate(num)
         rows = [hold.row for hold in holds]
         positions = [hold.num_slots for hold in holds]
         if len(slots) > len(holds):
@@ -104,6 +114,13 @@ class KVCache:
         wrong.
         """
         assert hold.num_committed <= num_slots <= hold.num_slots
+        if num_slots == hold.num_slots:
+            return
+        cells = self.table.cells
+        if hold.num_slots - num_slots <= FEW and cells is not None:
+            self.pool.free_few([cells[hold.row, position] for position in range(num_slots, hold.num_slots)])
+            hold.num_slots = num_slots
+            return
         self.pool.free(self.table.read_run(hold.row, num_slots, hold.num_slots).copy())
         hold.num_slots = num_slots
 
@@ -149,7 +166,11 @@ class KVCache:
         return [*hold.duplicates, self.table.read_run(hold.row, hold.num_committed, hold.num_slots).copy()]
 
     def _allocate(self, count: int) -> SlotArray:
+        self._make_room(count)
+        return self.pool.allocate(count)
+
+    def _make_room(self, count: int) -> None:
+        """Evict what is missing."""
         missing = count - self.pool.num_free
         if missing > 0:
             self.pool.free(self.tree.evict(missing))
-        return self.pool.allocate(count)

@@ -5,10 +5,15 @@ Slots freed while a batch is in flight become available only when it has complet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 SlotArray = NDArray[np.int32]
+FEW: Final = 24
+"""Up to so many slots are handled one by one, which takes less than numpy's calls do."""
 
 
 class SlotPool:
@@ -32,6 +37,8 @@ class SlotPool:
         self.followed: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self._taken: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self._pending: list[SlotArray] = []
+        self._stack_cells, self._taken_cells = self._stack.data, self._taken.data
+        self._followed_cells = self.followed.data
 
     def allocate(self, count: int) -> SlotArray:
         """Take `count` free slots. Raises RuntimeError when fewer are free."""
@@ -42,6 +49,30 @@ class SlotPool:
         self._taken[slots] = True
         self.followed[slots] = False
         return slots
+
+    def allocate_few(self, count: int) -> list[int]:
+        """The same one by one, for up to `FEW` slots."""
+        if count > self.num_free:
+            raise RuntimeError(f"{count} slots asked for, {self.num_free} free of {self.capacity}")
+        first, self.num_free = self.num_free - count, self.num_free - count
+        slots = self._stack_cells[first : first + count].tolist()
+        taken, followed = self._taken_cells, self._followed_cells
+        for slot in slots:
+            taken[slot] = True
+            followed[slot] = False
+        return slots
+
+    def free_few(self, slots: Sequence[int]) -> None:
+        """As `free` for up to `FEW` slots."""
+        taken = self._taken_cells
+        if self.in_flight or not all(taken[slot] for slot in slots):
+            self.free(np.array(slots, np.int32))
+            return
+        stack, num_free = self._stack_cells, self.num_free
+        for index, slot in enumerate(slots, start=num_free):
+            taken[slot] = False
+            stack[index] = slot
+        self.num_free = num_free + len(slots)
 
     def free(self, slots: SlotArray) -> None:
         """Give slots back: at once, or after the batch in flight. Raises RuntimeError for a slot that is not taken."""

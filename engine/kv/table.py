@@ -25,7 +25,13 @@ class SlotTable:
             raise TypeError(f"slot_table must be (rows, positions) int32, got {tuple(tensor.shape)} {tensor.dtype}")
         self._device: torch.Tensor | None = None if tensor.device.type == "cpu" else tensor
         self._host: NDArray[np.int32] = tensor.numpy() if self._device is None else np.zeros(tensor.shape, np.int32)
+        self._cells = self._host.data
         self.num_rows = tensor.shape[0]
+
+    @property
+    def cells(self) -> memoryview | None:
+        """[row, position] of the table, to be read and written one by one; None where writes must reach a device."""
+        return self._cells if self._device is None else None
 
     def write_run(self, row: int, start: int, slots: SlotArray) -> None:
         """Set positions `start` … of one row."""

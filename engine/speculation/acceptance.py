@@ -25,6 +25,11 @@ class Rates:
         later = min(self.later, MOST)
         return min(self.first, MOST) * (1.0 - later**length) / (1.0 - later)
 
+    def gains(self, length: int) -> list[float]:
+        """How probably each of `length` guesses stands: f, f l, f l², …"""
+        first, later = min(self.first, MOST), min(self.later, MOST)
+        return [first * later**index for index in range(length)]
+
 
 class _Share:
     """A share of right ones among trials, of which about the newest `memory` count."""

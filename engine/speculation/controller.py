@@ -23,11 +23,16 @@ from engine.speculation.account import SURPRISE, Account
 from engine.speculation.branching import Branching, fitting
 from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
+from engine.speculation.opening import Openings, worth
 from engine.speculation.step_times import StepTimes
 from engine.step_costs import size_class
 
 LENGTHS: Final = (1, 3, 7, 15)
 """Lengths of drafts: rows of 2, 4, 8 and 16 tokens, so that a step's rows fall into few shapes."""
+PRICED: Final = (1, 2, 3, 5, 7, 11, 15)
+"""Numbers of guesses a row for which prices are made, those between being on straight lines: about as many as there are
+figures of what steps take.
+"""
 MARGIN: Final = 1.1
 STAY: Final = 1.04
 LEAST_RATE: Final = 0.2
@@ -59,7 +64,8 @@ account's allowance, so that something is left for what is found.
 """
 FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
-"""See `Account`."""
+SHARE: Final = 0.25
+"""See `Account`. Many guesses are tried before all credit is gone."""
 STAKE: Final = 1.0
 STAKE_EVERY: Final = 64
 """So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
@@ -67,6 +73,10 @@ stands still is noticed in the first answer that repeats. Once in so many steps.
 """
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
+AT_ONCE: Final = 1.25
+"""What a token is worth that comes with the first of its answer, in the time that it would take at best later: no step
+of others keeps it waiting.
+"""
 DOUBT: Final = 2.0
 """The account must bear so many times the part of a step's guesses that is expected to be wrong, all of it at most."""
 LEAST_DOUBT: Final = 0.1
@@ -110,7 +120,8 @@ class Controller:
         self.models = None
         if model_cost is not None:
             self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
-        self._account = Account(FIRST_CREDIT, MOST_CREDIT)
+        self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE)
+        self._openings = Openings(self.times)
         self._looking_s = 0.0
         self._saved = 0.0
         self._unpaid = 0
@@ -201,17 +212,18 @@ class Controller:
         watch.promise = best_rate * plain_s / rows
         return best
 
-    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
-        """See `Lengths.choose_alone`."""
-        prices = self._prices(1)
-        watch = self._watches.setdefault(1, _Watch())
-        if prices is None or self.times.plain_age(1) >= _refresh(watch.promise):
-            return 0
+    def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
+        """See `Lengths.choose_by`."""
+        prices = self._prices(rows)
+        watch = self._watches.setdefault(size_class(rows), _Watch())
+        if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
+            return False
         plain_s = prices.plain_s
-        least_rate = (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
-        length, rate = chooser(prices.steps, plain_s, self._looking_s, self._account.left_s(plain_s), least_rate, room)
-        watch.is_drafting, watch.promise = length > 0, rate * plain_s
-        return length
+        least_rate = rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
+        stake_s = self._account.stake_s(plain_s)
+        total, rate = chooser(rows, prices.steps, plain_s, self._looking_s, stake_s, least_rate, room)
+        watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
+        return watch.is_drafting
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
@@ -245,6 +257,42 @@ class Controller:
         """See `Lengths.prompts`."""
         if self.models is not None:
             self.models.drafts.add_prompt(tokens, elapsed_s)
+
+    def may_open(self, rows: int) -> bool:
+        """See `Lengths.may_open`."""
+        prices = self._prices(rows) or self._prices(1)
+        return prices is not None and self._account.left_s(prices.plain_s) > 0.0
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        """See `Lengths.open`."""
+        rows = rows if self._prices(rows) is not None else 1
+        prices, draft_s = self._prices(rows), self._openings.draft_s(prompt)
+        if prices is None:
+            return 0
+        plain_s = prices.plain_s
+        self._account.settle(-looking_s, plain_s)
+        if draft_s is None or not gains:
+            return 0
+        token_s = plain_s / rows
+        length = worth(gains, draft_s, min(token_s, AT_ONCE * self._later_s(rows, gains)))
+        right, cost_s = sum(gains[:length]), length * draft_s
+        if not length or right * token_s < MARGIN * cost_s:
+            return 0
+        doubt = min(max(DOUBT * (1.0 - right / length), LEAST_DOUBT), 1.0)
+        return length if self._account.bears(doubt * cost_s, plain_s) else 0
+
+    def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
+        """See `Lengths.opened`."""
+        if not guesses:
+            if elapsed_s is not None:
+                self._openings.add_prompt(tokens, elapsed_s)
+            return
+        if elapsed_s is not None:
+            self._openings.add(tokens, guesses, elapsed_s)
+        rows = rows if self.times.plain_s(rows) is not None else 1
+        plain_s, draft_s = self.times.plain_s(rows), self._openings.draft_s(tokens)
+        if plain_s is not None and draft_s is not None:
+            self._account.settle(gained * plain_s / rows - guesses * draft_s, plain_s)
 
     def may_branch(self, rows: int) -> bool:
         """See `Lengths.may_branch`."""
@@ -332,7 +380,7 @@ class Controller:
         if plain_s is None or one_s is None:
             return None
         steps, to_begin, to_stay = array("d"), array("d"), array("d")
-        for count in (1, *(rows * length for length in LENGTHS)):
+        for count in (1, max(rows // 2, 1), *(rows * length for length in PRICED)):
             step_s = self.times.step_s(rows, rows + count)
             assert step_s is not None
             steps.extend((count, step_s))
@@ -342,6 +390,16 @@ class Controller:
         draft_s = max(one_s - plain_s, 0.0)
         known = self._priced[rows] = _Prices(self.times.version, plain_s, draft_s, steps, to_begin, to_stay)
         return known
+
+    def _later_s(self, rows: int, gains: Ordered[float]) -> float:
+        """What a token takes at best that comes after the first, where guesses are as right then as `gains` say."""
+        right = gains[-1] ** (1.0 / len(gains))
+        rates, least = Rates(right, right), float("inf")
+        for length in LENGTHS:
+            step_s = self.times.step_s(rows, rows + rows * length)
+            assert step_s is not None
+            least = min(least, (step_s + self._looking_s) / (rows * (1.0 + rates.expected(length))))
+        return least
 
     def _rate(self, rows: int, candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
         """Tokens a second that are expected where so many guesses of each row are checked."""

@@ -30,8 +30,8 @@ class Kind(enum.Enum):
     """The time before that it went on otherwise."""
     ECHO = 0.80, 0.90, "echo"
     """The answer has followed an earlier one up to here."""
-    ECHO_ASTRAY = 0.40, 0.80, "echo"
-    """It has left the earlier one just now."""
+    ECHO_ASTRAY = 0.30, 0.80, "echo"
+    """It has left the earlier one just now, or nobody else says so."""
     GRAMMAR = 0.90, 0.90, "grammar"
     """The grammar leaves no choice."""
     HABIT = 0.70, 0.70, "habit"
@@ -71,6 +71,7 @@ class Drafting:
         chosen: The best of them where the step checks guesses.
         tree: What the step's drafts were taken from where they are more than `chosen`.
         drafts: Those drafts.
+        opens: They were guesses of the answer's first tokens.
     """
 
     states: dict[str, object] = field(default_factory=dict)
@@ -80,10 +81,11 @@ class Drafting:
     chosen: Proposal | None = None
     tree: DraftTree | None = None
     drafts: Drafts = NO_DRAFTS
+    opens: bool = False
 
     def forget(self) -> None:
         """What was proposed: a step has shown what came of it, or will never."""
-        self.proposed, self.chosen, self.tree, self.drafts = [], None, None, NO_DRAFTS
+        self.proposed, self.chosen, self.tree, self.drafts, self.opens = [], None, None, NO_DRAFTS, False
 
 
 class Source(Protocol):
@@ -98,3 +100,13 @@ class Source(Protocol):
     def ended(self, sequence: Sequence) -> None:
         """The sequence's answer is complete."""
         ...
+
+
+def agreement(one: Ordered[int], other: Ordered[int]) -> int:
+    """How many tokens two texts share from their begin."""
+    length = 0
+    for first, second in zip(one, other, strict=False):
+        if first != second:
+            break
+        length += 1
+    return length

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from engine.speculation.acceptance import Rates
 from engine.speculation.model_lengths import ModelCandidate
 
-NUM_NEEDS: Final = 5
+NUM_NEEDS: Final = 9
 NO_NEEDS: Final = array("d", (0.0, 0.0) * NUM_NEEDS)
 
 
@@ -26,15 +26,17 @@ class Candidate:
 
 
 class Chooser(Protocol):
-    """Who knows the guesses of the one sequence of a step."""
+    """Who knows the guesses of a step's sequences."""
 
     def __call__(
-        self, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
+        self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
     ) -> tuple[int, float]:
-        """How many of them to check, `limit` at most, and tokens a second then; 0 where that is no more than `rate`.
+        """Decide how many of them to check, `limit` in all at most; says how many that are, and tokens a second then.
+        0 where that is no more than `rate`.
 
         Args:
-            steps: `NUM_NEEDS` pairs: so many guesses, rising, and what a step takes that checks them.
+            rows: How many sequences.
+            steps: `NUM_NEEDS` pairs: so many guesses of all together, rising, and what a step takes that checks them.
             plain_s, looking_s: What a plain step takes, and a look.
             credit_s: What may be lost.
         """
@@ -70,8 +72,10 @@ class Lengths(Protocol):
         """Drafts of each row, at most as many as it has and `room` in all."""
         ...
 
-    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
-        """The same for the one sequence of a step, by whoever knows its guesses; None: `choose` shall be asked."""
+    def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
+        """Let whoever knows the guesses of a step's sequences choose; whether any are checked. None: `choose` shall be
+        asked.
+        """
         ...
 
     def may_branch(self, rows: int) -> bool:
@@ -114,6 +118,24 @@ class Lengths(Protocol):
 
     def prompts(self, tokens: int, elapsed_s: float) -> None:
         """A step computed so many tokens of prompts and nothing else."""
+        ...
+
+    def may_open(self, rows: int) -> bool:
+        """Whether to look for guesses of an answer's first tokens, before its prompt is computed to the end. `rows`:
+        how many will decode then.
+        """
+        ...
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        """How many of them to check beside the last `prompt` tokens. `gains`: how probably each stands, falling;
+        `looking_s`: what it took to find them.
+        """
+        ...
+
+    def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
+        """A step of `tokens`, most of them of prompts, checked `guesses` of first tokens besides, and `gained` of those
+        were right; without any, what it took tells what prompts take. None: it was not measured.
+        """
         ...
 
     def stepped(
@@ -170,8 +192,8 @@ class Always:
             chosen.append(length)
         return chosen
 
-    def choose_alone(self, chooser: Chooser, room: int) -> int | None:
-        """See `Lengths.choose_alone`."""
+    def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
+        """See `Lengths.choose_by`."""
         return None
 
     def may_branch(self, rows: int) -> bool:
@@ -219,6 +241,17 @@ class Always:
         """Nothing is learnt."""
 
     def prompts(self, tokens: int, elapsed_s: float) -> None:
+        """Nothing is learnt."""
+
+    def may_open(self, rows: int) -> bool:
+        """See `Lengths.may_open`."""
+        return self._length > 0
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        """See `Lengths.open`."""
+        return min(len(gains), self._length)
+
+    def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
         """Nothing is learnt."""
 
     def stepped(

@@ -19,16 +19,17 @@ from engine.speculation.acceptance import Rates
 from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
 from engine.speculation.drafting import Kind, Proposal
 from engine.speculation.echo import Echo
-from engine.speculation.lengths import Candidate
+from engine.speculation.lengths import NO_NEEDS, Candidate
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
-VERSION: Final = 1
-"""Of what guesses.cpp and this file agree on; raised in both when that changes, so that no stale build is used."""
+VERSION: Final = 3
+"""Of what told.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 NEARLY_ALWAYS: Final = 0.9
-MOST: Final = 32
+MOST: Final = 64
+"""Guesses of a proposal."""
 BRANCHES: Final = 4
 KINDS: Final = (
     Kind.NGRAM_SHORT,
@@ -39,14 +40,15 @@ KINDS: Final = (
     Kind.GRAMMAR,
     Kind.HABIT,
 )
-"""In the order of guesses.cpp."""
+"""In the order of told.h."""
+_FORCED: Final = KINDS.index(Kind.GRAMMAR)
 SOURCES: Final = {"echo": 1, "ngram": 2, "grammar": 4, "habit": 8}
 
 _P, _I32, _F64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_double
 
 
 class Rules(ctypes.Structure):
-    """`Rules` of guesses.cpp."""
+    """`Rules` of told.h."""
 
     _fields_ = (
         ("priors", _F64 * (2 * len(KINDS))),
@@ -59,7 +61,6 @@ class Rules(ctypes.Structure):
         ("fading", _F64),
         ("sources", _I32),
         ("vocab_size", _I32),
-        ("max_drafts", _I32),
         ("sequence_memory", _I32),
         ("source_memory", _I32),
         ("max_tokens", _I32),
@@ -74,7 +75,7 @@ class Rules(ctypes.Structure):
 
 
 class Asked(ctypes.Structure):
-    """`Asked` of guesses.cpp."""
+    """`Asked` of told.h."""
 
     _fields_ = (
         ("sequence", _P),
@@ -84,12 +85,13 @@ class Asked(ctypes.Structure):
         ("max_tokens", _I32),
         ("num_said", _I32),
         ("checked", _I32),
+        ("limit", _I32),
         ("paths", _I32 * BRANCHES),
     )
 
 
 class Bet(ctypes.Structure):
-    """`Bet` of guesses.cpp."""
+    """`Bet` of told.h."""
 
     _fields_ = (
         ("steps", _P),
@@ -103,7 +105,7 @@ class Bet(ctypes.Structure):
 
 
 class Found(ctypes.Structure):
-    """`Found` of guesses.cpp."""
+    """`Found` of told.h."""
 
     _fields_ = (
         ("first", _F64),
@@ -116,7 +118,7 @@ class Found(ctypes.Structure):
 
 @cache
 def library() -> ctypes.PyDLL | None:
-    """The library; None where it was not built, cannot be loaded, or was built from another version of guesses.cpp. Its
+    """The library; None where it was not built, cannot be loaded, or was built from another version of its files. Its
     calls are too short to let go of Python's lock.
     """
     loaded = opened("engine.speculation._guesses", ctypes.PyDLL)
@@ -128,9 +130,10 @@ def library() -> ctypes.PyDLL | None:
         ("begin", _P, (_P, _P, _P, _I32, _P, _I32, _I32, _I32)),
         ("end", None, (_P,)),
         ("look", _F64, (_P, _P, _I32, _P, _P)),
-        ("choose", ctypes.c_int, (_P, _P, _P, _I32)),
+        ("choose", ctypes.c_int, (_P, _P, _I32, _P, _I32, _P)),
         ("cut", None, (_P, _P, _I32, _P)),
-        ("proposals", ctypes.c_int, (_P, _P, _P)),
+        ("prefer", None, (_P, _I32)),
+        ("proposals", ctypes.c_int, (_P, _P, _P, _I32)),
     ):
         function = getattr(loaded, f"beholder_guesses_{name}")
         function.restype, function.argtypes = result, arguments
@@ -148,11 +151,11 @@ class Told:
 
     __slots__ = ("_ids", "_library", "asked", "at", "num_output")
 
-    def __init__(self, library: ctypes.PyDLL, sequence_at: int, max_tokens: int) -> None:
+    def __init__(self, library: ctypes.PyDLL, sequence_at: int, max_tokens: int, limit: int) -> None:
         self._library = library
         self._ids = array("i", (0,) * MOST)
         self.num_output = 0
-        self.asked = Asked(sequence_at, self._ids.buffer_info()[0], 0, 0, max_tokens, 1)
+        self.asked = Asked(sequence_at, self._ids.buffer_info()[0], 0, 0, max_tokens, 1, 0, limit)
         self.at = ctypes.addressof(self.asked)
 
     def __del__(self) -> None:
@@ -207,6 +210,7 @@ class NativeSources:
         echo_memory: Echo | None,
     ) -> None:
         self._library = loaded
+        self._max_drafts = max_drafts
         self._echo = echo_memory
         self._has_grammar = "grammar" in names
         rules = Rules(
@@ -222,7 +226,6 @@ class NativeSources:
             fading=habit.FADING,
             sources=sum(SOURCES[name] for name in names),
             vocab_size=vocab_size,
-            max_drafts=max_drafts,
             sequence_memory=memories[0],
             source_memory=memories[1],
             max_tokens=continuations.MAX_TOKENS,
@@ -235,7 +238,7 @@ class NativeSources:
             max_contexts=habit.MAX_CONTEXTS,
         )
         self._at = loaded.beholder_guesses_new(ctypes.addressof(rules))
-        self._look = loaded.beholder_guesses_look
+        self._look, self._choose = loaded.beholder_guesses_look, loaded.beholder_guesses_choose
         self._bet = Bet(doubt=DOUBT, least_doubt=LEAST_DOUBT)
         self._bet_at = ctypes.addressof(self._bet)
         self._reserve(4)
@@ -262,24 +265,46 @@ class NativeSources:
         surplus: float = self._look(self._at, self._all_at, count, self._found_at, needs.buffer_info()[0])
         return surplus >= 0.0
 
+    def first(self, sequence: Sequence, limit: int) -> list[tuple[Proposal, Rates]]:
+        """All guesses of a sequence's first tokens, at most `limit` in a row, and how probably each is right."""
+        drafting = sequence.drafting
+        assert drafting is not None
+        if drafting.told is None:
+            drafting.told = self._begin(sequence)
+        asked = drafting.told.asked
+        asked.limit = limit
+        self.look((sequence,), NO_NEEDS)
+        asked.limit = self._max_drafts
+        return self._proposals(sequence, rescue=False)
+
+    def prefer(self, sequence: Sequence, which: int) -> None:
+        """Of the guesses that `first` has found these are taken for the best."""
+        assert sequence.drafting is not None
+        assert sequence.drafting.told is not None
+        self._library.beholder_guesses_prefer(sequence.drafting.told.asked.sequence, which)
+
     def is_sure(self, count: int) -> bool:
         """Whether for one of so many sequences of the last look the first guess is nearly always right."""
         return any(found.length > 0 and found.first >= NEARLY_ALWAYS for found in self._found[:count])
 
     def choose(
-        self, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
+        self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
     ) -> tuple[int, float]:
-        """See `Chooser`: of the last look, which was at one sequence."""
+        """See `Chooser`: of the last look, as `lengths`."""
         bet = self._bet
         bet.steps, bet.plain_s, bet.looking_s = steps.buffer_info()[0], plain_s, looking_s
         bet.credit_s, bet.rate = credit_s, rate
-        length: int = self._library.beholder_guesses_choose(self._at, self._found_at, self._bet_at, limit)
-        return length, bet.rate
+        total: int = self._choose(self._at, self._found_at, rows, self._bet_at, limit, self._lengths_at)
+        return total, bet.rate
+
+    def lengths(self, count: int) -> list[int]:
+        """How many guesses of each of so many sequences were chosen."""
+        return self._lengths[:count]
 
     def allow(self, sequences: Ordered[Sequence]) -> None:
         """Take what grammars do not allow out of what the last look has found."""
         for sequence, found in zip(sequences, self._found, strict=False):
-            if sequence.grammar is not None and found.length:
+            if sequence.grammar is not None and found.length and found.kind != _FORCED:
                 self._allow(sequence, found)
 
     def candidates(self, count: int) -> list[Candidate | None]:
@@ -298,12 +323,15 @@ class NativeSources:
         """All that the last look found for a sequence, the best first; and how probably each is right where the others
         are wrong.
         """
+        return self._proposals(sequence, rescue=True)
+
+    def _proposals(self, sequence: Sequence, *, rescue: bool) -> list[tuple[Proposal, Rates]]:
         drafting = sequence.drafting
         assert drafting is not None
         assert drafting.told is not None
         found = (Found * (BRANCHES + 1))()
         count = self._library.beholder_guesses_proposals(
-            self._at, drafting.told.asked.sequence, ctypes.addressof(found)
+            self._at, drafting.told.asked.sequence, ctypes.addressof(found), rescue
         )
         return [
             (Proposal(KINDS[own.kind], own.token_ids[: own.length]), Rates(own.first, own.later))
@@ -328,7 +356,7 @@ class NativeSources:
         begun = self._library.beholder_guesses_begin(
             self._at, *address, len(prompt), known.buffer_info()[0], len(known), at, is_firm
         )
-        return Told(self._library, begun, sequence.max_tokens)
+        return Told(self._library, begun, sequence.max_tokens, self._max_drafts)
 
     def _allow(self, sequence: Sequence, found: Found) -> None:
         """Cut what a grammar does not let through out of the best proposal, which then may be another."""
@@ -345,5 +373,6 @@ class NativeSources:
 
     def _reserve(self, count: int) -> None:
         """Have room for so many sequences."""
-        self._all, self._found = (_P * count)(), (Found * count)()
+        self._all, self._found, self._lengths = (_P * count)(), (Found * count)(), (_I32 * count)()
         self._all_at, self._found_at = ctypes.addressof(self._all), ctypes.addressof(self._found)
+        self._lengths_at = ctypes.addressof(self._lengths)

@@ -1,7 +1,8 @@
 """Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
 
 Sources that guess but are not checked are judged all the same, by whether the token that came was their first guess; so
-a source that has become good is noticed while nothing is drafted, and costs the model nothing. A draft model or a head
+a source that has become good is noticed while nothing is drafted, and costs the model nothing. But who agrees with the
+best one is not: often right where everybody is, it may be wrong whenever a guess hangs on it. A draft model or a head
 is no such source: it is asked only when it has been decided how much it shall guess (see `model_drafting`).
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from engine.speculation.acceptance import Acceptance, Rates
 from engine.speculation.controller import Controller
-from engine.speculation.drafting import Drafting, Kind, Proposal, Source
+from engine.speculation.drafting import Drafting, Kind, Proposal, Source, agreement
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
@@ -22,7 +23,7 @@ from engine.speculation.lengths import Candidate, Lengths
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
-from engine.speculation.native_sources import NativeSources, library
+from engine.speculation.native_sources import MOST, NativeSources, library
 from engine.speculation.ngram import NGrams
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 
@@ -46,15 +47,17 @@ MAX_BRANCHES: Final = 3
 """Proposals that a tree takes in beside the best one."""
 RESCUE: Final = 0.5
 """Where others have guessed wrongly, a source is believed so much less at first."""
-PATIENCE: Final = 4
-MOST_PATIENCE: Final = 3
-"""Native sources are asked before every step; after so many looks of which nothing was checked only before every other
-one, after twice as many before every fourth, and so on up to this power of two.
+PATIENCE: Final = 6
+MOST_PATIENCE: Final = 4
+"""Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
+being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
 TIMED: Final = 4
 """One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
 UNTIMED: Final = 7
 """Of plain steps alike so many in a row are not timed, since timing them costs as well."""
+MOSTLY: Final = 0.75
+"""Of a step's tokens so many must be of prompts, that its time may tell what those take."""
 LONGEST_REST: Final = 64
 """An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps."""
 
@@ -67,6 +70,7 @@ class Speculator:
         max_drafts: Most that the runner checks in a row; with 0 nobody guesses.
         vocab_size: Guesses are below it.
         model: A draft model or head, if there is one.
+        max_first_drafts: Most that it checks behind the last tokens of a prompt.
         takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
         waits: Whether the engine runs ahead of its results but where there are drafts.
         clock: Seconds, monotonic; the one that steps are timed by.
@@ -79,6 +83,7 @@ class Speculator:
         vocab_size: int,
         model: ModelDrafting | None = None,
         *,
+        max_first_drafts: int = 0,
         takes_trees: bool = True,
         waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -86,6 +91,7 @@ class Speculator:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
         self.sources = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
         self._max_drafts = max_drafts
+        self._max_first_drafts = min(max_first_drafts, MOST)
         self._native: NativeSources | None = self._native_sources(vocab_size)
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
@@ -100,6 +106,7 @@ class Speculator:
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
+        self._opened = 0
         self.drafting_s = 0.0
         """What a model took to guess before the step that is under way."""
         self._is_expected = False  # an answer has begun of whose like something is remembered
@@ -108,7 +115,7 @@ class Speculator:
         self._num_choices = 0
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
-        self._num_fruitless = 0  # looks since something was checked
+        self._num_fruitless = 0  # looks since they bore fruit
         self._timed_rows = 0
         self._untimed = 0
         self._rest = 0
@@ -143,7 +150,7 @@ class Speculator:
             return True
         echo = None if self._hope else self._echo
         return echo is not None and any(
-            new.num_pending and not new.output_ids and echo.remembers(new) for new in running
+            new.num_pending and not new.output_ids and echo.resembles(new) for new in running
         )
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
@@ -152,19 +159,38 @@ class Speculator:
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                sequence.drafting = Drafting()
-                if self._echo is not None and self._echo.remembers(sequence):
-                    repeats = True
-                    if sequence.request.session_id:
-                        self._num_fruitless = 0
+                _, is_repeating = self._begin(sequence)
+                repeats = repeats or is_repeating
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
-        if repeats:
-            self._is_expected = self._may_stake = True
-            self._num_unlooked = LONGEST_REST
         drafts = self._look(sequences, room) if room else None
         self._looked(found=drafts is not None, repeats=repeats)
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
+
+    def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
+        """Guesses of an answer's first tokens, `room` at most, that are worth checking beside the last `prompt` tokens
+        of its prompt; `rows`: how many will decode behind that step.
+        """
+        limit = min(room, self._max_first_drafts, sequence.max_tokens - 1)
+        if limit <= 0 or not self.sources:
+            return ()
+        drafting = sequence.drafting
+        if drafting is None:
+            drafting, _ = self._begin(sequence)
+        elif drafting.proposed:
+            drafting.forget()
+        if not self.controller.may_open(rows):
+            return ()
+        started_s = self._clock()
+        proposal, gains = self._first_guesses(sequence, drafting, limit)
+        length = self.controller.open(rows, prompt, gains, self._clock() - started_s)
+        guesses = () if proposal is None else tuple(proposal.token_ids[:length])
+        if guesses and self._native is not None and sequence.grammar is not None:
+            guesses = guesses[: sequence.grammar.count_allowed(guesses)]
+        if proposal is not None and guesses:
+            drafting.proposed = drafting.proposed or [proposal]
+            drafting.chosen, drafting.drafts, drafting.opens = proposal, Drafts(guesses), True
+        return guesses
 
     def draft(self, sequences: Ordered[Sequence], drafts: Ordered[Drafts]) -> list[Drafts]:
         """The same drafts with those that the model guesses; sequences have slots for them. It may guess fewer: the
@@ -202,7 +228,10 @@ class Speculator:
         chosen, said = drafting.chosen, [token.token_id for token in standing]
         num_accepted = max(num_kept - 1, 0)
         if drafts and chosen is not None:
-            self._gained += num_accepted
+            if drafting.opens:
+                self._opened += num_accepted
+            else:
+                self._gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
             if drafting.tree is not None:
                 self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
@@ -216,8 +245,13 @@ class Speculator:
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
+            best = drafting.proposed[0]
             for proposal in drafting.proposed:
-                if proposal is not chosen or not drafts:
+                if proposal is best:
+                    is_learnt = bool(drafts) and chosen is not None
+                else:  # who says what the best does anyway: no guess hung on it
+                    is_learnt = proposal.token_ids[0] == best.token_ids[0]
+                if not is_learnt:
                     self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == said[0]), 1)
             if len(drafting.proposed) > 1:
                 self._learn_rescues(drafting, said)
@@ -228,13 +262,21 @@ class Speculator:
         `Batch`.
         """
         gained, self._gained = self._gained, 0
+        opened, self._opened = self._opened, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
         self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
         if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
-        decoding = [chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts)]
+        decoding = [
+            chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
+        ]
         tokens = sum(chunk.count for chunk in decoding)
+        if len(decoding) < len(plan.chunks):
+            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s)
+        if 3 * gained >= tokens - len(decoding) > 0:
+            self._num_fruitless = 0
+            self._next_rest = 1
         if not plan.encodings and len(decoding) == len(plan.chunks):
             has_trees = any(chunk.parents is not None for chunk in decoding)
             taken_s = elapsed_s - drafting_s - looking_s
@@ -243,6 +285,51 @@ class Speculator:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0 or tokens > len(decoding):
             self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+
+    def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
+        """An answer begins. Whether something is remembered that it may repeat."""
+        drafting = sequence.drafting = Drafting()
+        if self._echo is None or not self._echo.resembles(sequence):
+            return drafting, False
+        if sequence.request.session_id:
+            self._num_fruitless = 0
+        self._is_expected = self._may_stake = True
+        self._num_unlooked = LONGEST_REST
+        return drafting, True
+
+    def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
+        """What is best guessed of an answer's first tokens, and how probably each guess stands."""
+        if self._native is not None:
+            found = self._native.first(sequence, limit)
+        else:
+            self._candidate(sequence, drafting, limit)
+            found = [(proposal, self._rates(drafting, proposal.kind)) for proposal in drafting.proposed]
+        best, gains = 0, [0.0]
+        for index, (proposal, rates) in enumerate(found):
+            own = rates.gains(len(proposal.token_ids))
+            if proposal.kind.source == "echo" and self._echo is not None:
+                own = self._echo.survival(sequence, own)
+            if sum(own) > sum(gains):
+                best, gains = index, own
+        if not found:
+            return None, []
+        if self._native is not None:
+            self._native.prefer(sequence, best)
+        else:
+            drafting.proposed.insert(0, drafting.proposed.pop(best))
+        return found[best][0], gains
+
+    def _prompts_stepped(self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float) -> None:
+        """A step computed prompts beside `rows` that checked `tokens`; what encoding took is no part of what is
+        learnt.
+        """
+        opening = [chunk for chunk in plan.chunks if chunk.opens]
+        guesses = sum(len(chunk.drafts) for chunk in opening)
+        others = sum(chunk.count for chunk in plan.chunks) - guesses
+        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and self.drafting_s == 0.0
+        taken_s = elapsed_s - plan.encoding_s if is_telling and plan.encoding_s is not None else None
+        if opening or (taken_s is not None and tokens == rows):
+            self.controller.opened(rows + len(opening), others, guesses, opened, taken_s)
 
     def _look(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
         """Drafts that are worth checking, if it is worth looking for some; None: nothing is checked."""
@@ -274,13 +361,14 @@ class Speculator:
             self._choice_s = self._clock() - started_s
         self._looking_s = self._choice_s
         controller.looked(rows, self._looking_s, found=drafts is not None)
-        if drafts is not None:
-            self._num_fruitless = 0
         return drafts
 
     def _looked(self, *, found: bool, repeats: bool) -> None:
         """How long an engine that runs ahead need not wait for results again."""
-        self._rest = self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
+        if found:
+            self._rest = 1  # and longer again, if they are not right
+        else:
+            self._rest = self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         if repeats:
             self._hope = self._next_hope = 1 if found else min(2 * self._next_hope, LONGEST_REST)
 
@@ -328,19 +416,23 @@ class Speculator:
         rows = len(sequences)
         if self._native is not None:
             self._native.allow(sequences)
-            if rows == 1 and self.model is None:
-                alone = self.controller.choose_alone(self._native.choose, room)
-                if alone is not None:
-                    if not alone:
-                        return None
-                    lengths = [alone]
-                    if self._takes_trees and self.controller.may_branch(1):
-                        lengths = self._branch(sequences, self._native.candidates(1), lengths, room)
-                    return [self._drafts(0, sequences[0], lengths[0])]
+            is_any = None if self.model is not None else self.controller.choose_by(self._native.choose, rows, room)
+            if is_any is not None:
+                if not is_any:
+                    return None
+                lengths = self._native.lengths(rows)
+                if self._takes_trees and self.controller.may_branch(rows):
+                    lengths = self._branch(sequences, self._native.candidates(rows), lengths, room)
+                return [
+                    self._drafts(index, sequence, length)
+                    for index, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
+                ]
             candidates = self._native.candidates(rows)
         else:
             candidates = [
-                self._candidate(sequence, sequence.drafting) for sequence in sequences if sequence.drafting is not None
+                self._candidate(sequence, sequence.drafting, self._limit(sequence))
+                for sequence in sequences
+                if sequence.drafting is not None
             ]
         lengths = self.controller.choose(rows, candidates, room)
         by_model = self._choose_model(sequences, candidates, lengths, room)
@@ -386,25 +478,29 @@ class Speculator:
             models.append(self.model.candidate(sequence, self._limit(sequence), rates))
         return self.controller.choose_model(len(sequences), candidates, lengths, models, room)
 
-    def _candidate(self, sequence: Sequence, drafting: Drafting) -> Candidate | None:
+    def _candidate(self, sequence: Sequence, drafting: Drafting, limit: int) -> Candidate | None:
         """The best of what the sources guess."""
-        limit = self._limit(sequence)
         proposed: list[Proposal] = []
-        best, best_at, most = None, 0, 0.0
+        most = 0.0
         for source in self.sources if limit > 0 else ():
+            if proposed and most >= SURE * limit:
+                break  # nobody else could guess much more
             asked = source.propose(sequence, drafting, limit)
             for made in (asked, *asked.others) if asked is not None else ():
                 proposal = self._allowed(sequence, made)
-                if proposal is None:
-                    continue
-                rates = self._rates(drafting, proposal.kind)
-                right = rates.expected(len(proposal.token_ids))
-                if right > most:
-                    best_at, most = len(proposed), right
-                    best = Candidate(len(proposal.token_ids), rates)
-                proposed.append(proposal)
-            if most >= SURE * limit:
-                break  # nobody else could guess much more
+                if proposal is not None:
+                    proposed.append(proposal)
+                    rates = self._rates(drafting, proposal.kind)
+                    most = max(most, rates.expected(len(proposal.token_ids)))
+            if source.name == Habit.name and self._echo is not None:
+                proposed = self._echo.weighed(drafting, proposed)
+        best, best_at, most = None, 0, 0.0
+        for index, proposal in enumerate(proposed):
+            rates = self._rates(drafting, proposal.kind)
+            right = rates.expected(len(proposal.token_ids))
+            if right > most:
+                best_at, most = index, right
+                best = Candidate(len(proposal.token_ids), rates)
         if best_at:
             proposed.insert(0, proposed.pop(best_at))
         drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS
@@ -512,13 +608,3 @@ class Speculator:
         if own is None:
             own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
         own.add(right, guessed)
-
-
-def agreement(one: Ordered[int], other: Ordered[int]) -> int:
-    """How many tokens two texts share from their begin."""
-    length = 0
-    for first, second in zip(one, other, strict=False):
-        if first != second:
-            break
-        length += 1
-    return length

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from engine.step_costs import size_class
 
 NEWS: Final = 0.01
 """A median that changes by less leaves what was concluded from it."""
+SHIFT: Final = 0.04
+"""A median that changes by more, or one of few measurements, has what many steps go by thought over at once."""
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts, since machines are noisy."""
 ENOUGH: Final = 2
@@ -40,13 +43,14 @@ ELSEWHERE: Final = 0.75
 
 @dataclass(slots=True)
 class _Figure:
-    """Seconds a row of the newest steps and their median, that which was concluded from, tokens a row, and when that
-    was.
+    """Seconds a row of the newest steps and their median, those which were concluded from and which `SHIFT` is counted
+    from, tokens a row, and when that was.
     """
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     time: float = 0.0
     told: float = 0.0
+    settled: float = 0.0
     width: float = 1.0
     renewed: int = 0
 
@@ -61,6 +65,13 @@ class _Figure:
             self.told = self.time
             return True
         return False
+
+    def has_shifted(self) -> bool:
+        """Whether it is far from where it was when this was last so."""
+        if len(self.times) == SAMPLES and abs(self.time - self.settled) <= SHIFT * self.settled:
+            return False
+        self.settled = self.time
+        return True
 
     def at(self, num_steps: int) -> float:
         """What counts after so many steps."""
@@ -85,7 +96,7 @@ class StepTimes:
         waits: Whether plain steps run ahead of their results, so that any drafts at all cost waiting for them.
 
     Attributes:
-        version: Rises with everything new.
+        version: Rises with everything new but medians that change little.
     """
 
     def __init__(self, *, waits: bool = False) -> None:
@@ -106,12 +117,13 @@ class StepTimes:
         if figure is None:
             figure = own.figures[key] = _Figure()
         is_news = abs(figure.width - tokens / rows) > 1e-9
-        if figure.add(elapsed_s / rows) or is_news or own.num_steps % 64 == 0:
+        is_due = own.num_steps % 64 == 0
+        if figure.add(elapsed_s / rows) or is_news or is_due:
             self._told.clear()
-            self.version += 1
+            self.version += figure.has_shifted() or is_due
         figure.width = tokens / rows
         figure.renewed = own.num_steps
-        if own.num_steps % 64 == 0:
+        if is_due:
             for key in [key for key, old in own.figures.items() if own.num_steps - old.renewed > MAX_AGE]:
                 del own.figures[key]
 
@@ -162,9 +174,10 @@ class StepTimes:
         """A step that checks `tokens`: as measured, but no longer than one that checks more; or by what was measured
         for more and for fewer. None while not even the plain step is known.
         """
-        if (rows, tokens) not in self._told:
-            self._told[rows, tokens] = self._step_s(rows, tokens)
-        return self._told[rows, tokens]
+        key = rows, tokens
+        if key not in self._told:
+            self._told[key] = self._step_s(rows, tokens)
+        return self._told[key]
 
     def _step_s(self, rows: int, tokens: int) -> float | None:
         plain = self._figure(rows, 0)
@@ -223,6 +236,7 @@ class StepTimes:
         return figure if figure is not None and len(figure.times) >= ENOUGH else None
 
 
+@lru_cache(4096)
 def _width_class(rows: int, tokens: int) -> int:
     """Widths (tokens a row) that are taken to be alike: 0 is no drafts, beyond two an octave."""
     return 0 if tokens <= rows else 1 + round(2 * math.log2(tokens / rows))

@@ -4,7 +4,9 @@ Streams ask one after the other, each as soon as its last answer is complete; pi
 the figures are the engine's. Every round begins with sources that know nothing of the text; how long steps take is
 known from a round that does not count, as a running server knows it. Both sides answer the same
 requests; where types round (bfloat16), texts may part, and how many are equal is shown. On a CPU with one torch thread
-times are processor time of that thread, since shared machines are noisy; otherwise they are ordinary time.
+times are processor time of that thread, since shared machines are noisy; otherwise they are ordinary time. An answer's
+decode time is that from its first token to its last, and what guesses beside its prompt took before: each such step is
+computed once more without them, which no figure counts, and the difference does.
 
     prose      a placard for a picture, as text; another picture each time, no session
     list       the things in a picture, as JSON (preset list_objects); no session
@@ -44,6 +46,7 @@ from preprocess.wire import EngineRequest, ImagePart, Message, TextPart, Usage
 from server.bench.arguments import count, count_from_0, counts
 from server.bench.engine_alone import clock_of, events, pixels_of, prepared
 from server.bench.figures import table_line
+from server.bench.first_guesses import FirstGuesses
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -78,11 +81,17 @@ class Figures:
     answers: dict[str, list[int]]
     drafted: int = 0
     accepted: int = 0
+    first_guesses_ms: float = 0.0
+
+    @property
+    def all_decode_ms(self) -> float:
+        """From first tokens to last ones, and for guesses of first tokens."""
+        return sum(self.decode_ms) + self.first_guesses_ms
 
     @property
     def itl_ms(self) -> float:
         """Mean time between tokens."""
-        return sum(self.decode_ms) / max(sum(count - 1 for count in self.tokens_each), 1)
+        return self.all_decode_ms / max(sum(count - 1 for count in self.tokens_each), 1)
 
 
 @dataclass
@@ -191,7 +200,7 @@ class Bench:
             "accepted %": 100 * sum(one.accepted for one in drafting) / max(sum(one.drafted for one in drafting), 1),
             "ITL ms plain": middle(plain, lambda one: one.itl_ms),
             "ITL ms": middle(drafting, lambda one: one.itl_ms),
-            "decode time ÷": ratio(lambda one: sum(one.decode_ms)),
+            "decode time ÷": ratio(lambda one: one.all_decode_ms),
             "tokens/s plain": middle(plain, lambda one: one.tokens / one.elapsed_s),
             "tokens/s": middle(drafting, lambda one: one.tokens / one.elapsed_s),
             "tokens/s ×": 1 / ratio(lambda one: one.tokens / one.elapsed_s),
@@ -310,7 +319,9 @@ class Bench:
         from engine.core import Engine
 
         runner = self._runner if script is None else dictating(self._runner, script)
-        engine = Engine(msgspec.structs.replace(self._config, speculation=mode), runner, self._clock)
+        guesses = FirstGuesses(runner, self._clock)
+        engine = Engine(msgspec.structs.replace(self._config, speculation=mode), guesses.runner, guesses.clock)
+        guesses.watch(engine.speculator)
         engine.speculator.controller = self._learnt
         adjust(engine)
         waiting = [iter(stream.requests) for stream in streams]
@@ -325,7 +336,7 @@ class Bench:
                 answers[request.request_id] = []
                 engine.submit(request, pixels_of)
 
-        started_s = self._clock()
+        started_s = guesses.clock()
         for requests in waiting:
             ask(requests)
         while engine.has_work:
@@ -334,7 +345,7 @@ class Bench:
                 if event.usage is not None:
                     usages.append(event.usage)
                     ask(owners[event.request_id])
-        elapsed_s = self._clock() - started_s
+        elapsed_s = guesses.clock() - started_s
         stats = engine.stats()
         return Figures(
             elapsed_s,
@@ -345,6 +356,7 @@ class Bench:
             answers,
             sum(engine.speculator.drafted.values()),
             sum(engine.speculator.accepted.values()),
+            1e3 * guesses.taken_s,
         )
 
 

@@ -58,6 +58,7 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     embedding_bytes = HIDDEN * 8
     max_drafts = 15
+    max_first_drafts = 63
     drafter: Drafter | None = None
     takes_trees = True
     drafts_beside_prompts = True
@@ -148,7 +149,8 @@ class FakeRunner:
         assert all(seen or 0 <= content < VOCAB_SIZE for content, seen in zip(contents, is_vision, strict=True))
         wanted = [] if row.sampling is None else [row.sampling, *row.drafted]
         assert len(wanted) <= len(contents)
-        assert len(row.drafted) <= self.max_drafts
+        is_first = row.sampling is not None and row.sampling.output_index == 0
+        assert len(row.drafted) <= (self.max_first_drafts if is_first else self.max_drafts)
         assert row.parents is None or len(row.parents) == len(row.drafted)
         sampled = []
         num_given = len(contents) - len(row.drafted)
@@ -200,7 +202,9 @@ class FakeEncoding:
 
 
 class LateRunner(FakeRunner):
-    """A `FakeRunner` that launches."""
+    """A `FakeRunner` that launches. Drafts beside prompts would have to be waited for."""
+
+    max_first_drafts = 0
 
     def __init__(self, **sizes: int) -> None:
         super().__init__(**sizes)

@@ -240,6 +240,13 @@ def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyP
     assert torch.equal(split.logits([short[0], chunk, other, short[1]]), torch.cat([first[:3], chunks, first[3:]]))
     assert torch.equal(split.logits([chunk, other]), chunks)
     assert torch.equal(split.logits(short), first)
+    guesses = _ids(70)[50:]
+    after = split.logits([_row(1, 50, guesses, wanted=20)])
+    both = split.logits([short[0], _row(1, 0, [*_ids(50), *guesses], wanted=21), other, short[1]])
+    assert torch.equal(both, torch.cat([first[:3], chunks, after, first[3:]]))
+    assert torch.equal(split.logits([_row(1, 0, [*_ids(50), *guesses], wanted=21)]), torch.cat([chunks, after]))
+    few = [*_ids(12), *guesses[:10]]
+    assert torch.equal(split.logits([_row(5, 0, few, wanted=13)]), plain.logits([_row(5, 0, few, wanted=13)]))
 
 
 class _Mask:

@@ -98,6 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.patch.setattr(scheduler, "MIN_SHARED", min_shared)
         self.runner = make(num_slots=num_slots, max_rows=rows)
         self.runner.slices_of_picture = slices
+        self.runner.max_first_drafts = 63  # of those too whose results come late
         self.driver = Driver(
             self.runner,
             max_batched_tokens=budget,

@@ -89,7 +89,7 @@ def test_tokens_are_those_of_the_reference(
         while driver.engine.has_work:
             driver.step()
             running = [sequence for sequence in driver.engine.scheduler.running if sequence.num_retracted < 2]
-            if way == "retracted" and running and len(runner.steps) % 5 == 0:
+            if way == "retracted" and running and len(runner.steps) % 3 == 0:
                 driver.engine.scheduler.retract(running[0])
                 driver.engine.check()
         driver.finish()

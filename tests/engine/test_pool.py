@@ -20,24 +20,30 @@ class PoolMachine(RuleBasedStateMachine):
         self.held: list[int] = []
         self.late: list[int] = []
 
-    @rule(count=st.integers(0, 8))
-    def allocate(self, count: int) -> None:
+    @rule(count=st.integers(0, 8), one_by_one=st.booleans())
+    def allocate(self, count: int, *, one_by_one: bool) -> None:
+        allocate = self.pool.allocate_few if one_by_one else self.pool.allocate
         if count > self.pool.num_free:
             with pytest.raises(RuntimeError, match="free of 19"):
-                self.pool.allocate(count)
+                allocate(count)
             return
-        given = self.pool.allocate(count).tolist()
+        given = list(map(int, allocate(count)))
+        assert not self.pool.followed[given].any()
+        self.pool.followed[given] = True
         assert 0 not in given
         assert not set(given) & {*self.held, *self.late}
         self.held.extend(given)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), one_by_one=st.booleans())
+    def free(self, data: st.DataObject, *, one_by_one: bool) -> None:
         count = data.draw(st.integers(1, len(self.held)))
         gone, self.held = self.held[:count], self.held[count:]
         before = self.pool.num_free
-        self.pool.free(np.array(gone, dtype=np.int32))
+        if one_by_one:
+            self.pool.free_few(gone)
+        else:
+            self.pool.free(np.array(gone, dtype=np.int32))
         if self.pool.in_flight:
             assert self.pool.num_free == before
             self.late.extend(gone)
@@ -66,6 +72,14 @@ def test_freeing_what_is_free_is_refused() -> None:
     pool.free(slots)
     with pytest.raises(RuntimeError, match="nobody holds"):
         pool.free(slots)
+
+
+def test_freeing_one_by_one_what_is_free_is_refused() -> None:
+    pool = SlotPool(5)
+    slots = pool.allocate_few(2)
+    pool.free_few(slots)
+    with pytest.raises(RuntimeError, match="nobody holds"):
+        pool.free_few(slots)
 
 
 def test_check_names_a_lost_and_a_doubled_slot() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kv.cache import KVCache
+from engine.kv.pool import FEW
 from engine.kv.table import SlotTable
 
 
@@ -26,3 +28,25 @@ def test_the_tensor_holds_what_was_written(is_mirrored: bool) -> None:
 def test_another_shape_or_type_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(TypeError, match=r"\(rows, positions\) int32"):
         SlotTable(tensor)
+
+
+def test_few_slots_are_had_and_given_back_as_many_are() -> None:
+    """Those of few tokens are handled one by one, and those of many by numpy."""
+    few, many = (KVCache(200, torch.zeros((4, 90), dtype=torch.int32)) for _ in range(2))
+    holds = [[cache.open(np.arange(3)) for _ in range(3)] for cache in (few, many)]
+    for _ in range(4):
+        for hold in holds[0]:
+            few.grow_each([hold], [FEW // 3])
+        many.grow_each(holds[1], [FEW // 3] * 3)
+        many.grow_each(holds[1], [FEW] * 3)  # more than are handled one by one
+        for hold in holds[1]:
+            many.shrink(hold, hold.num_slots - FEW)
+        for cache, own in ((few, holds[0]), (many, holds[1])):
+            cache.check(own)
+            cache.shrink(own[1], own[1].num_slots - 2)
+            cache.check(own)
+        assert [hold.num_slots for hold in holds[0]] == [hold.num_slots for hold in holds[1]]
+    for cache, own in ((few, holds[0]), (many, holds[1])):
+        for hold in own:
+            cache.close(hold)
+        cache.check([])

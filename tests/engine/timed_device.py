@@ -123,6 +123,7 @@ class TimedRunner:
     vocab_size = 50
     embedding_bytes = 4
     max_drafts = 0
+    max_first_drafts = 0
     drafter: Drafter | None = None
     takes_trees = False
     drafts_beside_prompts = False

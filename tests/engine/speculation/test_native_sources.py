@@ -18,14 +18,16 @@ from engine.batch import SampledToken
 from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.speculation import habit
-from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS
+from engine.speculation.acceptance import Rates
+from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS, PRICED, Controller
 from engine.speculation.drafting import Kind
 from engine.speculation.lengths import NUM_NEEDS, Always, Candidate
 from engine.speculation.native_sources import BRANCHES, KINDS, library
 from engine.speculation.speculator import MAX_BRANCHES, SOURCES, Speculator
+from engine.speculation.step_times import StepTimes
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
-from engine.step_costs import Load
+from engine.step_costs import Load, size_class
 from tests.engine.driving import Driver, Told, request
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.speculation.test_sources import sequence
@@ -34,7 +36,7 @@ from tests.engine.speculation.test_sources import sequence
 def test_what_the_library_counts_on_stands_in_python_as_well() -> None:
     """Lengths of chains, pairs of what they need, branches: constants of `guesses.cpp`."""
     assert LENGTHS == (1, 3, 7, 15)
-    assert NUM_NEEDS == 1 + len(LENGTHS) == 5
+    assert len(PRICED) + 2 == NUM_NEEDS == 9
     assert BRANCHES == 1 + MAX_BRANCHES == 4
 
 
@@ -52,12 +54,17 @@ class Moody(Always):
         super().__init__(15)
         self._random = random.Random(seed)
         self.seen: list[list[Candidate | None]] = []
+        self.opened_with: list[list[float]] = []
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         return True
 
     def may_branch(self, rows: int) -> bool:
         return self._random.random() < 0.4
+
+    def open(self, rows: int, prompt: int, gains: Ordered[float], looking_s: float) -> int:
+        self.opened_with.append(list(gains))
+        return self._random.randint(0, len(gains))
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         if any(candidates):
@@ -82,13 +89,26 @@ class Shape:
 
 
 def speculators(seed: int) -> list[Speculator]:
-    native, python = (Speculator("auto", 15, VOCAB - 1) for _ in range(2))
+    native, python = (Speculator("auto", 15, VOCAB - 1, max_first_drafts=40) for _ in range(2))
     python.sources = [source() for source in SOURCES.values()]
     assert native._native is not None
     assert python._native is None
     for one in (native, python):
         one.controller = Moody(seed)
     return [native, python]
+
+
+def begin(speculator: Speculator, running: Ordered[Sequence], said: Ordered[int], right: float, seed: int) -> Any:
+    """The step behind which each sequence says the first of its tokens."""
+    chance = random.Random(seed)
+    guessed = [speculator.open(asked, len(running), 5, 40) for asked in running]
+    for asked, own, token_id in zip(running, guessed, said, strict=True):
+        num_right = next((index for index in range(len(own)) if chance.random() >= right), len(own))
+        others = range(VOCAB) if num_right == len(own) else [other for other in range(VOCAB) if other != own[num_right]]
+        tokens = [*own[:num_right], token_id if token_id in others else others[0]]
+        asked.output_ids.extend(tokens)
+        speculator.verified(asked, own, [SampledToken(token) for token in tokens], len(tokens))
+    return guessed
 
 
 def step(
@@ -126,11 +146,17 @@ def test_the_same_answers_are_guessed_alike(seed: int, rows: int, right: float) 
         prompts = [[chance.randrange(VOCAB) for _ in range(chance.randrange(1, 12))] for _ in range(rows)]
         running = [
             [
-                sequence([1], prompt=prompt, pictures=[0] if answer % 2 else [], session=f"s{index % 2}")
+                sequence([], prompt=prompt, pictures=[0] if answer % 2 else [], session=f"s{index % 2}")
                 for index, prompt in enumerate(prompts)
             ]
             for _ in both
         ]
+        said = [chance.randrange(VOCAB) for _ in range(rows)]
+        key = chance.random()
+        opened = [
+            begin(speculator, own, said, right, int(key * 1e6)) for speculator, own in zip(both, running, strict=True)
+        ]
+        assert opened[0] == opened[1]
         for number in range(chance.randrange(1, 25)):
             said = [chance.choice([number % 3, chance.randrange(VOCAB)]) for _ in range(rows)]
             forced = [chance.randrange(VOCAB - 1) for _ in range(chance.choice([0, 0, 2]))]
@@ -147,6 +173,7 @@ def test_the_same_answers_are_guessed_alike(seed: int, rows: int, right: float) 
             for ended in own:
                 speculator.ended(ended)
     assert both[0].controller.seen == both[1].controller.seen  # type: ignore[attr-defined]
+    assert both[0].controller.opened_with == both[1].controller.opened_with  # type: ignore[attr-defined]
     assert both[0].drafted == both[1].drafted
     assert both[0].accepted == both[1].accepted
 
@@ -202,6 +229,7 @@ def test_nobody_is_kept_busy_by_guesses_that_are_not_worth_it() -> None:
 def test_habits_are_bounded_natively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two generations, as in Python: what was forgotten is not guessed."""
     monkeypatch.setattr(habit, "MAX_CONTEXTS", 40)
+    monkeypatch.setattr("engine.speculation.speculator.PATIENCE", 10**6)  # before each step, whatever comes of it
     native = Speculator("habit", 15, 10_000)
     native.controller = Always(15)
 
@@ -234,37 +262,83 @@ def test_kinds_are_those_that_guess_without_a_model() -> None:
 
 
 @given(
-    st.lists(st.floats(0.0, 2.0), min_size=5, max_size=5),
+    st.lists(st.floats(0.0, 2.0), min_size=NUM_NEEDS, max_size=NUM_NEEDS),
     st.floats(0.0, 1.0),
     st.floats(0.0, 0.5),
     st.integers(0, 15),
     st.integers(1, 12),
+    st.booleans(),
 )
-def test_as_many_guesses_are_checked_as_promise_most(
-    extra: list[float], credit: float, looking: float, limit: int, length: int
+def test_as_many_guesses_are_checked_as_save_most(
+    extra: list[float], credit: float, looking: float, limit: int, length: int, is_long: bool
 ) -> None:
     speculator = Speculator("ngram", 15, 100)
     native = speculator._native
     assert native is not None
     text = list(range(10, 11 + length))
-    asked = sequence([5, 6], prompt=[5, 6, *text, BREAK_PICTURE], pictures=[len(text) + 2])
+    begin = [3, 4, 5, 6] if is_long else [5, 6]  # two kinds of guesses, of which one is rather right
+    asked = sequence(begin, prompt=[*begin, *text, BREAK_PICTURE], pictures=[len(text) + len(begin)])
     speculator.controller = Always(15)
     speculator.propose([asked], 100)
     (candidate,) = native.candidates(1)
     assert candidate is not None
-    counts, times = [1, 1, 3, 7, 15], list(itertools.accumulate(extra, initial=1.0))[1:]
-    times[0] = times[1]
+    counts, times = [1, 1, *PRICED], list(itertools.accumulate(extra, initial=1.0))[1:]
+    times[0] = times[1] = times[2]
     steps = array("d", itertools.chain.from_iterable(zip(counts, times, strict=True)))
-    best, best_rate = 0, 1.1
-    for number in range(1, min(candidate.length, limit) + 1):
-        step_s = float(np.interp(number, counts[1:], times[1:]))
-        right = candidate.rates.expected(number)
-        risk = min(max(DOUBT * (1.0 - right / number), LEAST_DOUBT), 1.0) * (step_s - 1.0)
-        if risk <= credit and (1.0 + right) / (step_s + looking) > best_rate and candidate.rates.first >= LEAST_RATE:
-            best, best_rate = number, (1.0 + right) / (step_s + looking)
-    chosen, rate = native.choose(steps, 1.0, looking, credit, 1.1, limit)
+    best, best_rate, most = 0, 1.1, 0.0
+    rates = candidate.rates
+    lengths = range(1, min(candidate.length, limit) + 1)
+    steps_s = {number: float(np.interp(number, counts[2:], times[2:])) for number in lengths}
+    behind = Rates(rates.later, rates.later)  # a guess that was right
+    after_s = min([1.0, *((steps_s[number] + looking) / (1.0 + behind.expected(number)) for number in lengths)])
+    for number in lengths:
+        right = rates.expected(number)
+        rate = (1.0 + right) / (steps_s[number] + looking)
+        risk = min(max(DOUBT * (1.0 - right / number), LEAST_DOUBT), 1.0) * (steps_s[number] - 1.0)
+        saved = rates.first + (right - rates.first) * after_s - (steps_s[number] - 1.0)
+        if risk <= credit and rate > 1.1 and rates.first >= LEAST_RATE and (not best or saved > most):
+            best, best_rate, most = number, rate, saved
+    chosen, rate = native.choose(1, steps, 1.0, looking, credit, 1.1, limit)
     assert rate == pytest.approx(best_rate)
-    assert chosen == best
+    assert chosen == best == native.lengths(1)[0]
+
+
+class PricedTimes(StepTimes):
+    """Steps that take what straight lines say between the numbers of guesses that have a price."""
+
+    def __init__(self, rows: int, extra: list[float]) -> None:
+        super().__init__()
+        self.add(rows, rows, float(rows))
+        self.add(rows, rows, float(rows))
+        self._counts = [0, 1, max(rows // 2, 1), *(rows * count for count in PRICED)]
+        self._times = list(itertools.accumulate(extra, initial=float(rows)))
+        self._times[2] = self._times[2 if self._counts[2] > 1 else 1]
+
+    def step_s(self, rows: int, tokens: int) -> float:
+        return float(np.interp(tokens - rows, self._counts, self._times))
+
+
+@given(st.data())
+def test_as_many_guesses_of_several_sequences_are_checked_as_the_controller_chooses(data: st.DataObject) -> None:
+    native = Speculator("ngram", 15, 100)._native
+    assert native is not None
+    rows = data.draw(st.integers(2, 12))
+    rates = st.builds(Rates, st.floats(0.05, 0.99), st.floats(0.05, 0.99))
+    candidates = data.draw(st.lists(st.builds(Candidate, st.integers(0, 15), rates), min_size=rows, max_size=rows))
+    native._reserve(rows)
+    for found, own in zip(native._found, candidates, strict=True):
+        found.length, found.first, found.later = own.length, own.rates.first, own.rates.later
+    extra = data.draw(st.lists(st.floats(0.0, 0.5 * rows), min_size=NUM_NEEDS, max_size=NUM_NEEDS))
+    room = data.draw(st.integers(0, 15 * rows))
+    controllers = [Controller(), Controller()]
+    for controller in controllers:
+        controller.times = PricedTimes(rows, extra)
+    chosen = controllers[0].choose(rows, [own if own.length else None for own in candidates], room)
+    assert controllers[1].choose_by(native.choose, rows, room) is any(chosen)
+    assert native.lengths(rows) == chosen
+    assert controllers[1]._watches[size_class(rows)].promise == pytest.approx(
+        controllers[0]._watches[size_class(rows)].promise
+    )
 
 
 def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() -> None:
@@ -283,11 +357,12 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
         return len(looks)
 
     asked = sequence([1], session="a")
-    assert looked(asked, 4) == 4
-    assert 20 < looked(asked, 160) < 40
+    assert looked(asked, 6) == 6
+    assert 20 < looked(asked, 160) < 30
     speculator.ended(asked)
-    assert looked(sequence([1], session="a"), 4) == 4
+    assert looked(sequence([1], session="a"), 6) == 6
     assert looked(sequence([1], session="b"), 8) <= 4
+    assert looked(sequence([1], session="a", prompt=(1, 2, 4)), 8) <= 4  # another question
 
 
 def test_an_engine_that_waited_for_results_to_look_is_never_refused() -> None:

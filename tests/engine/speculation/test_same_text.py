@@ -274,8 +274,86 @@ def test_an_answer_that_is_said_again_takes_few_steps(
     again = run(engine, requests[:1])["r0"]
     assert first.ids == again.ids
     assert len(first.ids) == first.num_events == 24
-    assert again.num_events == 3  # one for the prompt, sixteen tokens, and the rest
-    assert again.predictions == (22 - 1, 0)
+    assert again.num_events == 2  # fifteen guesses beside the prompt and what follows them, and the rest
+    assert again.predictions == (24 - 2, 0)
+
+
+@pytest.mark.parametrize("chunk", [9, 512])
+@pytest.mark.parametrize("accuracy", [0.0, 0.9, 1.0])
+def test_first_tokens_are_guessed_beside_the_last_ones_of_the_prompt(
+    engine_of: Callable[..., Engine],
+    requests: list[EngineRequest],
+    plain: dict[str, Heard],
+    accuracy: float,
+    chunk: int,
+) -> None:
+    """Under every kind of sampling, grammars from the first token on among them, and pictures."""
+    engine = engine_of(63, prefix_cache=False, max_batched_tokens=chunk)
+    engine.speculator.sources = [Replay(answers(plain), accuracy, 512)]
+    shapes: list[tuple[int, int]] = []  # of rows with guesses of first tokens: what was given, what was guessed
+    row = engine._execution._row
+
+    def seen(part: Chunk, masks: Any) -> Row:
+        if part.opens:
+            shapes.append((part.count - len(part.drafts), len(part.drafts)))
+        return row(part, masks)
+
+    engine._execution._row = seen  # type: ignore[method-assign]
+    for one in requests:
+        own = run(engine, [one])[one.request_id]
+        assert own.same_as(plain[one.request_id])
+        assert engine.stats().kv_slots_used == 0
+        if accuracy == 1.0 and chunk == 512:
+            assert own.num_events == 1 + (len(own.ids) > 64)
+    assert len(shapes) >= (10 if chunk == 512 else 5)
+    assert max(guessed for _, guessed in shapes) > (15 if chunk == 512 else 1)
+    assert {given for given, _ in shapes} != {1}
+
+
+def test_what_may_say_one_token_only_is_not_guessed(engine_of: Callable[..., Engine], plain: dict[str, Heard]) -> None:
+    ids = torch.tensor([*TEXT, 30], dtype=torch.int64).numpy().tobytes()
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    engine = engine_of(15, {"one": [7] * 9})
+    heard = run(engine, [EngineRequest("one", ids, [], sampling, TextOptions(), 0.0)])["one"]
+    assert len(heard.ids) == heard.num_events == 1
+    assert heard.predictions == (0, 0)
+
+
+def test_an_abort_or_a_stop_while_first_tokens_are_checked_leaves_nothing(
+    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard], runner: Runner
+) -> None:
+    for end in (Engine.abort, lambda engine, name: engine.stop(name, 0)):
+        engine = engine_of(15, answers(plain))
+        engine.speculator.sources = [Replay(answers(plain), 1.0, 512)]
+        one, other = requests[:2]
+
+        def ends(rows: Ordered[Row], engine: Engine = engine, end: Any = end) -> list[SampledToken]:
+            if any(row.drafted for row in rows):
+                end(engine, requests[0].request_id)
+            return runner.step(rows)
+
+        engine._execution._runner = _Stepping(runner, ends)
+        heard: dict[str, Heard] = {own.request_id: Heard() for own in (one, other)}
+        engine.submit(one, load)
+        while engine.has_work:
+            for message in engine.step():
+                for event in message.events if isinstance(message, TokenEvents) else []:
+                    heard[event.request_id].take(event)
+        assert heard[one.request_id].ids == []
+        assert engine.stats().kv_slots_used == 0
+        engine._execution._runner = runner
+        assert run(engine, [other])[other.request_id].same_as(plain[other.request_id])
+
+
+class _Stepping:
+    """A runner whose steps are others."""
+
+    def __init__(self, runner: Runner, step: Callable[[Ordered[Row]], list[SampledToken]]) -> None:
+        self._runner = runner
+        self.step = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
 
 @pytest.mark.parametrize("second", [None, 0.0, 1.0], ids=["chain", "second-wrong", "second-right"])

@@ -16,9 +16,10 @@ from engine.batch import SampledToken
 from engine.scheduler import Chunk, Plan
 from engine.sequence import Clock, Sequence
 from engine.speculation import continuations, echo, habit
+from engine.speculation.acceptance import Acceptance
 from engine.speculation.continuations import BREAK, Continuations
 from engine.speculation.controller import Controller
-from engine.speculation.drafting import Drafting, Kind, Source
+from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.habit import Habit
 from engine.speculation.ngram import NGrams
@@ -152,6 +153,41 @@ def test_a_change_is_stepped_over(changed: list[int], found: list[int]) -> None:
     assert last[1] == found
 
 
+def test_an_answer_that_follows_another_one_is_believed_anew() -> None:
+    """What came of guesses from one earlier answer says nothing of those from another."""
+    source, other = Echo(), [10, 11, 30, 31, 32, 33, 34, 35]
+    for answer in (other, ANSWER):
+        say(source, answer, session="a")
+    asked, drafting = sequence(session="a"), Drafting()
+    asked.drafting = drafting
+    drafting.acceptance[Kind.ECHO] = Acceptance(24)
+    for index, token_id in enumerate(other[:6]):
+        asked.output_ids.append(token_id)
+        proposal = source.propose(asked, drafting, 15)
+        assert (Kind.ECHO in drafting.acceptance) == (index < 2)
+    assert proposal == Proposal(Kind.ECHO, other[6:])
+
+
+def test_by_shape_alone_guesses_end_where_answers_have_differed() -> None:
+    source = Echo()
+    for title in (50, 60):
+        say(source, [1, 2, 3, title, 4, 5, 6, title + 1, 7], grammar="form")
+    assert [guess and guess[1] for guess in say(source, [1, 2, 3, 70, 4, 5, 6], grammar="form")] == [
+        [2, 3],
+        [3],
+        [60],  # one may be tried where all before it was right
+        [4, 5, 6],
+        [5, 6],
+        [6],
+        [61],
+    ]
+    say(source, [1, 2, 3, 50, 4], session="a", prompt=[9, 9, 9])
+    say(source, [1, 2, 3, 60, 4], session="a", prompt=[9, 9, 9])
+    guessed = say(source, [1], session="a", prompt=[9, 9, 9])[0]
+    assert guessed is not None
+    assert guessed[1] == [2, 3, 60, 4], "where the same question was answered, all of it may be said again"
+
+
 def test_an_answer_that_goes_elsewhere_is_left_alone() -> None:
     source = Echo()
     say(source, ANSWER, session="a")
@@ -198,9 +234,10 @@ def test_sessions_and_answers_are_few_and_short() -> None:
     source = Echo()
     for number in range(20):
         source.ended(sequence([number] * 5000, session="a"))
-    (answers,) = source._sessions.values()
-    assert len(answers) == echo.MAX_ANSWERS
-    assert all(len(answer.token_ids) <= echo.MAX_TOKENS for answer in answers)
+    (kept,) = source._sessions.values()
+    assert len(kept.answers) == echo.MAX_ANSWERS
+    assert len(kept.agreed) == echo.MAX_AGREED
+    assert all(len(answer.token_ids) <= echo.MAX_TOKENS for answer in kept.answers)
 
 
 # ---- habit -----------------------------------------------------------------------------------------------------------
@@ -276,15 +313,15 @@ def test_guesses_end_before_max_tokens_and_at_ids_that_cannot_be_said() -> None:
     speculator.sources = [Replay({"r": [5, 6, 7, 8, 200, 9]}, 1.0, 100)]
     asked = sequence([5])
     asked.drafting = Drafting()
-    candidate = speculator._candidate(asked, asked.drafting)
+    candidate = speculator._candidate(asked, asked.drafting, speculator._limit(asked))
     assert candidate is not None
     assert candidate.length == 3
     asked.max_tokens = 3
-    candidate = speculator._candidate(asked, asked.drafting)
+    candidate = speculator._candidate(asked, asked.drafting, speculator._limit(asked))
     assert candidate is not None
     assert candidate.length == 1
     asked.max_tokens = 2
-    assert speculator._candidate(asked, asked.drafting) is None
+    assert speculator._candidate(asked, asked.drafting, speculator._limit(asked)) is None
 
 
 @pytest.mark.parametrize("mode", ["none", "auto"])
