@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from engine.attention.flashinfer_backend import StepPlan
 from engine.batch import RowSampling
 from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, most_queries, part_keys
+from engine.gpu.filled_rows import FilledRows
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
@@ -286,16 +287,15 @@ class GuessGraphs:
             starts = np.array([row.start for row in rows])
             table_rows = np.array([row.table_row for row in rows])
             deltas = np.array([row.position_delta * self._guesser.has_axes for row in rows])
-            firsts = layout.width * np.arange(1, num_rows + 1) - counts
-            ordinals = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # within its row
-            at = np.repeat(firsts, counts) + ordinals
+            filled = FilledRows.of(starts, counts, layout.width)
+            at = filled.at
             ids = np.array([token_id for row in rows for token_id in row.token_ids])
             parts["ids"][at] = np.where(ids < self._guesser.known_ids, ids, 0)
-            parts["places"][at] = np.repeat(table_rows, counts)
-            parts["positions"][at] = np.repeat(starts, counts) + ordinals
+            parts["places"][at] = filled.each(table_rows)
+            parts["positions"][at] = filled.positions
             rotary = parts["rotary"].reshape(3, layout.tokens)
-            rotary[:, at] = parts["positions"][at] - self._lag + np.repeat(deltas, counts)
-            for row, first, count in zip(rows, firsts, counts, strict=True):
+            rotary[:, at] = filled.positions - self._lag + filled.each(deltas)
+            for row, first, count in zip(rows, filled.firsts, counts, strict=True):
                 if row.positions is not None and self._guesser.has_axes:
                     rotary[:, first : first + count] = row.positions
             parts["limits"][:num_rows] = lengths
