@@ -30,11 +30,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         speculation: Who guesses tokens ahead, for the model to check several in one step: ``"ngram"`` (the request's
             own text), ``"echo"`` (what the session answered before), ``"grammar"`` (what a grammar leaves no choice
             about), ``"habit"`` (what the model keeps saying), ``"draft-model"`` or ``"head"`` (see below), ``"auto"``
-            (all that there are), or ``"none"``. On a GPU no model guesses yet. No guess changes what is said.
+            (all that there are), or ``"none"``. No guess changes what is said.
         draft_model: Folder of a smaller model of the same vocabulary that guesses; empty: none.
         draft_head: Folder of a head, trained for the model, that guesses (EAGLE-3 layout); empty: the folder ``head``
-            inside the model's, if there is one, no draft model was named, and torch computes steps or `speculation` is
-            ``"head"``.
+            inside the model's, if there is one, no draft model was named, and torch computes steps on a CPU or
+            `speculation` is ``"head"``.
         prefix_cache: Whether finished prefixes stay in the radix tree for others.
         check: Run `check()` after every step (tests).
     """

@@ -113,10 +113,8 @@ def _draft_model(
 
     def on(pools: Pools, _: NativeModel | None) -> Drafter:
         if pools.graphs is not None:
-            from engine.gpu.drafters import (
-                GraphedDraftModel,
-                can_be_graphs,
-            )  # Triton comes with torch only where CUDA does
+            # Triton comes with torch only where CUDA does.
+            from engine.gpu.drafters import GraphedDraftModel, can_be_graphs
 
             if can_be_graphs(model.config.head_dim):
                 return GraphedDraftModel(model, pools, vocab_size=target.config.vocab_size, cost=cost)

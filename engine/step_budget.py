@@ -215,9 +215,10 @@ class StepBudget:
         if self.costs is None:
             return Room(None, load, pictures=NEW_PICTURES)
         decode_s = self.costs.decode_s(rows, tokens)
+        target_s = self._target_s(decode_s)
         steady_s = left_s = self._room_s(decode_s)
         if not queue.arrivals_s:
-            return Room(self.costs, load, decode_s + steady_s, steady_s, NEW_PICTURES)
+            return Room(self.costs, load, target_s, steady_s, NEW_PICTURES)
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
         if crowd > 1.0:
@@ -226,7 +227,7 @@ class StepBudget:
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
             left_s = max(left_s, max(steady_s, (self._steady - 1.0) * decode_s) * (1.0 + GROWS * late))
-        return Room(self.costs, load, decode_s + steady_s, left_s, NEW_PICTURES, self._even_tokens(decode_s, queue))
+        return Room(self.costs, load, target_s, left_s, NEW_PICTURES, self._even_tokens(decode_s, queue))
 
     def answered(self, prompt_tokens: int, answer_tokens: int) -> None:
         """A request ended for which so many tokens of its prompt were computed, and so many of an answer said."""
@@ -234,17 +235,21 @@ class StepBudget:
 
     def _even_tokens(self, decode_s: float, queue: Queue) -> int:
         """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, and at
-        least those that take `HARDLY` times as long as decoding.
+        least those that take `HARDLY` times as long as decoding, or `LEAST_CHUNK`.
         """
         assert self.costs is not None
         if not self._overlaps:
             return sys.maxsize
         even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
-        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), HARDLY * decode_s, key=self.costs.prompt_s))
+        until_s = max(HARDLY * decode_s, self.costs.prompt_s(LEAST_CHUNK))
+        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), until_s, key=self.costs.prompt_s))
+
+    def _target_s(self, decode_s: float) -> float:
+        return self._itl_target_s or max(self._steady * decode_s, self._unseen_s)
 
     def _room_s(self, decode_s: float) -> float:
         """Beside decoding, as far as the target says."""
-        return max((self._itl_target_s or max(self._steady * decode_s, self._unseen_s)) - decode_s, 0.0)
+        return max(self._target_s(decode_s) - decode_s, 0.0)
 
     def _needed_s(self, decode_s: float, room_s: float, queue: Queue, until_s: float) -> float:
         """Room of steps that have the queue served in so much time.

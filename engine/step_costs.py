@@ -183,7 +183,9 @@ def size_class(size: float) -> int:
 
 
 def _median(samples: deque[tuple[float, float]]) -> tuple[float, float]:
-    """The newest size of a class, and its median time: the upper one of two, if the lower one is not far below."""
+    """The newest size of a class, and its median time: the upper one of two, if the lower one is not far below, or
+    nothing at all, which is what noise leaves of a difference.
+    """
     times = sorted(time for _, time in samples)
-    is_doubtful = len(times) == 2 and times[1] > HICCUP * times[0]
+    is_doubtful = len(times) == 2 and times[1] > HICCUP * times[0] > 0.0
     return samples[-1][0], times[0] if is_doubtful else times[len(times) // 2]

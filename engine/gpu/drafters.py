@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,7 +20,7 @@ from engine.gpu.ops import rotate_and_write
 from engine.models.decoder import Decoder
 from engine.models.eagle3 import Eagle3
 from engine.sampling import is_changed
-from engine.speculation.drafter import DraftRow
+from engine.speculation.drafter import DraftRow, split
 from engine.speculation.torch_drafters import DraftModel, Head, Pools
 from preprocess.blocks.gpu_kernels import rms_norm
 
@@ -110,12 +110,18 @@ class FusedHead:
         return self
 
 
-class GraphedDraftModel(DraftModel):
-    """A draft model whose guesses are graphs. Arguments as `DraftModel`'s."""
+class _Graphed:
+    """What guesses in graphs. Of several bases the last one: what it catches up with is another's `forward`.
 
-    def __init__(self, model: Decoder, pools: Pools, *, vocab_size: int, cost: float) -> None:
-        super().__init__(model, pools, vocab_size=vocab_size, cost=cost)
-        self.graphs = _graphs(FusedDraftModel(model, self.pool), self, pools, vocab_size)
+    Attributes:
+        graphs: Of the guesses.
+    """
+
+    graphs: GuessGraphs
+
+    if TYPE_CHECKING:
+
+        def forward(self, rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor: ...
 
     def draws(self, how: RowSampling) -> bool:
         """See `ChainDrafter.draws`."""
@@ -124,11 +130,27 @@ class GraphedDraftModel(DraftModel):
     def guess(
         self, rows: Sequence[DraftRow], lengths: Sequence[int], sampling: Sequence[RowSampling]
     ) -> list[list[int]]:
-        """See `ChainDrafter.guess`."""
-        return _guess(self, rows, lengths, sampling)
+        """See `ChainDrafter.guess`.
+
+        Graphs take the last few tokens of a text. Where one has more, or vision, what comes before the last token is
+        computed by itself in all rows, as one may rest upon what another computes.
+        """
+        most = self.graphs.most_tokens(len(lengths))
+        if any(not row.asks or len(row.token_ids) > most or row.vision is not None for row in rows):
+            before, rows = split(rows)
+            self.forward(before, guessed=False)
+        return self.graphs.guess(rows, lengths, sampling)
 
 
-class GraphedHead(Head):
+class GraphedDraftModel(DraftModel, _Graphed):
+    """A draft model whose guesses are graphs. Arguments as `DraftModel`'s."""
+
+    def __init__(self, model: Decoder, pools: Pools, *, vocab_size: int, cost: float) -> None:
+        super().__init__(model, pools, vocab_size=vocab_size, cost=cost)
+        self.graphs = _graphs(FusedDraftModel(model, self.pool), self, pools, vocab_size)
+
+
+class GraphedHead(Head, _Graphed):
     """A head whose guesses are graphs. Arguments as `Head`'s, and `late_cost` of `Drafter`."""
 
     most_late = HEAD_LATE
@@ -138,16 +160,6 @@ class GraphedHead(Head):
         self.late_cost = late_cost
         guesser = FusedHead(model, target, self.pool, self.told.features, pools.slot_table.shape[0])
         self.graphs = _graphs(guesser, self, pools, model.config.vocab_size)
-
-    def draws(self, how: RowSampling) -> bool:
-        """See `ChainDrafter.draws`."""
-        return self.graphs.is_captured and not is_changed(how)
-
-    def guess(
-        self, rows: Sequence[DraftRow], lengths: Sequence[int], sampling: Sequence[RowSampling]
-    ) -> list[list[int]]:
-        """See `ChainDrafter.guess`."""
-        return _guess(self, rows, lengths, sampling)
 
 
 def can_be_graphs(head_dim: int) -> bool:
@@ -160,20 +172,3 @@ def _graphs(guesser: Guesser, drafter: DraftModel | Head, pools: Pools, vocab_si
     return GuessGraphs(
         guesser, drafter.pool, pools.slot_table, vocab_size=vocab_size, lag=drafter.lag, memory=pools.graphs
     )
-
-
-def _guess(
-    drafter: GraphedDraftModel | GraphedHead,
-    rows: Sequence[DraftRow],
-    lengths: Sequence[int],
-    sampling: Sequence[RowSampling],
-) -> list[list[int]]:
-    """Graphs take the last few tokens of a text. Where one has more, or vision, what comes before the last token is
-    computed by itself in all rows, as one may rest upon what another computes.
-    """
-    most = drafter.graphs.most_tokens(len(lengths))
-    if any(not row.asks or len(row.token_ids) > most or row.vision is not None for row in rows):
-        parts = [row.parts() if row.asks else (row, None) for row in rows]
-        drafter.forward([before for before, _ in parts if before is not None], guessed=False)
-        rows = [last for _, last in parts if last is not None]
-    return drafter.graphs.guess(rows, lengths, sampling)

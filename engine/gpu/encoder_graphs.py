@@ -98,8 +98,7 @@ class ShapeGraphs:
         index = next((index for index in range(self._num_groups + 2) if index not in self._graphs), None)
         if index is None or not self._can_capture or not self.is_free:
             return False
-        self._piece(index)
-        self._capture(index)
+        self._capture(index, has_run=False)
         return True
 
     def begin(self, batch: torch.Tensor) -> Underway:
@@ -134,9 +133,11 @@ class ShapeGraphs:
                 self._capture(index)
         return result
 
-    def _capture(self, index: int) -> None:
-        """A piece that has run."""
+    def _capture(self, index: int, *, has_run: bool = True) -> None:
+        """A piece that has run, or does now. One that fails is this shape's matter alone: others are captured."""
         try:
+            if not has_run:
+                self._piece(index)
             self._graphs[index] = Graph(lambda: self._piece(index), self._memory)
         except RuntimeError:
             shape = tuple(self._pixels.shape)

@@ -9,6 +9,7 @@ stays untouched. So a capture costs what its launches cost the host, and streams
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +29,19 @@ class GraphMemory:
     def __init__(self) -> None:
         self.pool: Any = None
         """Known once a graph is being captured."""
+        self._graphs = weakref.WeakSet[Graph[Any]]()
+
+    def take(self) -> Any:
+        """The pool for one more graph. Torch refuses one that has had graphs and has none left, since it may be giving
+        it up; then it is a new one.
+        """
+        if not self._graphs:
+            self.pool = torch.cuda.graph_pool_handle()
+        return self.pool
+
+    def add(self, graph: Graph[Any]) -> None:
+        """A graph that lives in the pool, as long as anybody holds it."""
+        self._graphs.add(graph)
 
 
 class Graph(Generic[Result]):
@@ -46,14 +60,16 @@ class Graph(Generic[Result]):
     """
 
     def __init__(self, run: Callable[[], Result], memory: GraphMemory) -> None:
-        if memory.pool is None:
-            memory.pool = torch.cuda.graph_pool_handle()
-        try:
-            self._graph, self.result = _captured(run, memory.pool)
-        except torch.OutOfMemoryError:  # while it captures torch cannot give up what it keeps for later
+        captured = None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            captured = _captured(run, memory.take())
+        if captured is None:  # while it captures torch cannot give up what it keeps for later
+            # Not while the error is handled: what had been captured lives as long as its traceback.
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-            self._graph, self.result = _captured(run, memory.pool)
+            captured = _captured(run, memory.take())
+        self._graph, self.result = captured
+        memory.add(self)
 
     def replay(self) -> None:
         """Sends the work to the device."""

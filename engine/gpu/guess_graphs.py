@@ -7,8 +7,9 @@
     guess(3)  =  first, draw, next, draw, next, draw          and then the host reads what was drawn
 
 A row that has as many guesses as it wants goes on at the dummies. Draws are the target's own, from its noise, so that
-two models agree as often as they can; filters look at the likeliest `CANDIDATES` ids alone, which is near enough for a
-guess. What a grammar forbids the first guess is left out between `first` and `draw`.
+two models agree as often as they can; filters look at the likeliest `CANDIDATES` ids alone, and where they leave more a
+guess is drawn without them: that is what they would leave with the probability of all that they leave. What a grammar
+forbids the first guess is left out between `first` and `draw`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from engine.attention.flashinfer_backend import StepPlan
 from engine.batch import RowSampling
 from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, most_queries, part_keys
+from engine.gpu.filled_rows import FilledRows
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
@@ -285,16 +287,15 @@ class GuessGraphs:
             starts = np.array([row.start for row in rows])
             table_rows = np.array([row.table_row for row in rows])
             deltas = np.array([row.position_delta * self._guesser.has_axes for row in rows])
-            firsts = layout.width * np.arange(1, num_rows + 1) - counts
-            ordinals = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # within its row
-            at = np.repeat(firsts, counts) + ordinals
+            filled = FilledRows.of(starts, counts, layout.width)
+            at = filled.at
             ids = np.array([token_id for row in rows for token_id in row.token_ids])
             parts["ids"][at] = np.where(ids < self._guesser.known_ids, ids, 0)
-            parts["places"][at] = np.repeat(table_rows, counts)
-            parts["positions"][at] = np.repeat(starts, counts) + ordinals
+            parts["places"][at] = filled.each(table_rows)
+            parts["positions"][at] = filled.positions
             rotary = parts["rotary"].reshape(3, layout.tokens)
-            rotary[:, at] = parts["positions"][at] - self._lag + np.repeat(deltas, counts)
-            for row, first, count in zip(rows, firsts, counts, strict=True):
+            rotary[:, at] = filled.positions - self._lag + filled.each(deltas)
+            for row, first, count in zip(rows, filled.firsts, counts, strict=True):
                 if row.positions is not None and self._guesser.has_axes:
                     rotary[:, first : first + count] = row.positions
             parts["limits"][:num_rows] = lengths
@@ -398,7 +399,7 @@ class GuessGraphs:
             )
             top_k, filtered = parts["top_k"].long().clamp(min=1).unsqueeze(1), parts["top_k"] > 0
             scaled = finite(logits) / temperature.clamp(min=COLDEST)
-            drawn, _ = draw_among(scaled, keys, top_k, top_p, min_p, CANDIDATES)
-            last.copy_(torch.where(filtered, drawn, last))
+            drawn, is_unsure = draw_among(scaled, keys, top_k, top_p, min_p, CANDIDATES)
+            last.copy_(torch.where(filtered & ~is_unsure, drawn, last))
             self._guesses.index_copy_(0, spots.long(), last)
         return ()

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from engine.attention.flashinfer_modules import AttentionModules, NoModules
 from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.drafters import GraphedDraftModel, GraphedHead
 from engine.gpu.encoder_graphs import EncoderGraphs
+from engine.gpu.flight import CudaFlight, JoinedFlight
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.guess_graphs import GuessGraphs
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
@@ -50,60 +50,6 @@ EXPECTING_S: Final = 1.0
 """So long at start for the graphs of pictures that are likely to come."""
 
 logger = logging.getLogger("beholder.engine")
-
-
-class CudaFlight:
-    """A step that has been launched. Its tokens: known already, or on their way out of the device.
-
-    Args:
-        tokens: int64, of all samples of the step.
-        picks: Which of those each row with `sampling` is.
-        known: By index among these rows, what the host has drawn already.
-        is_first: See `engine.batch.Flight`.
-    """
-
-    def __init__(
-        self, tokens: torch.Tensor, picks: list[int], known: dict[int, SampledToken], *, is_first: bool = False
-    ) -> None:
-        self.is_first = is_first
-        self._picks = picks
-        self._known = known
-        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        self._tokens.copy_(tokens, non_blocking=True)
-        self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
-
-    def result(self) -> list[SampledToken]:
-        """See `engine.batch.Flight.result`."""
-        self._copied.synchronize()
-        token_ids: list[int] = self._tokens.tolist()
-        known = self._known
-        return [known.get(index) or SampledToken(token_ids[pick]) for index, pick in enumerate(self._picks)]
-
-
-class JoinedFlight:
-    """Parts of a step that have been launched one after the other.
-
-    Args:
-        flights: Of each part.
-        parts: Which rows each part has.
-        counts: How many tokens each row of the step samples.
-    """
-
-    def __init__(self, flights: list[CudaFlight], parts: list[list[int]], counts: list[int]) -> None:
-        self.is_first = any(flight.is_first for flight in flights)
-        self._flights = flights
-        self._parts = parts
-        self._counts = counts
-
-    def result(self) -> list[SampledToken]:
-        """See `engine.batch.Flight.result`."""
-        of_rows: list[list[SampledToken]] = [[] for _ in self._counts]
-        for flight, part in zip(self._flights, self._parts, strict=True):
-            tokens = iter(flight.result())
-            for row in part:
-                of_rows[row] = list(islice(tokens, self._counts[row]))
-        return [token for own in of_rows for token in own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +174,7 @@ class CudaRunner(TorchRunner):
                 self._encoder_graphs.expect(shape, self.device)
             while time.monotonic() < until_s and self._encoder_graphs.prepare(self.device):
                 pass
-        except torch.OutOfMemoryError:  # they are encoded all the same
+        except RuntimeError:  # such as no memory: nobody may ever send one
             logger.warning("pictures are not captured ahead", exc_info=True)
 
     def _compile(self) -> None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from engine.attention.flashinfer_backend import StepPlan
 from engine.batch import Row
 from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, most_queries, part_keys
+from engine.gpu.filled_rows import FilledRows
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
@@ -168,24 +169,23 @@ class VerifyGraphs:
         for name in ("places", "sample_places"):
             parts[name].fill(self._dummy)
         at = np.empty(0, np.int64)
-        if num_rows := len(rows):
+        if rows:
             counts = np.array([len(row.token_ids) for row in rows])
             starts = np.array([row.start for row in rows])
             own_places = np.array([row.table_row for row in rows])
             deltas = np.array([row.position_delta * self._has_axes for row in rows])
-            firsts = layout.width * np.arange(1, num_rows + 1) - counts
-            ordinals = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # within its row
-            at = np.repeat(firsts, counts) + ordinals
+            filled = FilledRows.of(starts, counts, layout.width)
+            at = filled.at
             parts["ids"][at] = [token_id for row in rows for token_id in row.token_ids]
-            parts["places"][at] = np.repeat(own_places, counts)
-            parts["positions"][at] = np.repeat(starts, counts) + ordinals
-            parts["rotary"][at] = np.repeat(starts + deltas, counts) + ordinals
+            parts["places"][at] = filled.each(own_places)
+            parts["positions"][at] = filled.positions
+            parts["rotary"][at] = filled.positions + filled.each(deltas)
             sampling = [how for row in rows for how in (row.sampling, *row.drafted) if how is not None]
             temperatures = [temperature_of(how.params) for how in sampling]
             if any(temperatures):
                 parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
                 parts["temperatures"].view(np.float32)[at] = temperatures
-            parts["sample_places"][firsts[counts == 1]] = own_places[counts == 1]
+            parts["sample_places"][filled.firsts[counts == 1]] = own_places[counts == 1]
         lengths = parts["positions"][layout.queries - 1 :: layout.queries] + 1
         parts["part_keys"][:] = part_keys(lengths, self._pool.shape[3])
         buffers.inputs[: layout.length].copy_(staged, non_blocking=True)

@@ -70,6 +70,12 @@ class DraftRow:
         return before, last
 
 
+def split(rows: Sequence[DraftRow]) -> tuple[list[DraftRow], list[DraftRow]]:
+    """What comes before the last tokens of rows that ask, and all of the others; and those last tokens, which ask."""
+    parts = [row.parts() if row.asks else (row, None) for row in rows]
+    return [before for before, _ in parts if before is not None], [last for _, last in parts if last is not None]
+
+
 class Drafter(Protocol):
     """A model that guesses, on one device.
 
@@ -108,7 +114,8 @@ class Drafter(Protocol):
 
         Returns:
             float32 (rows that ask, the target's vocabulary): logits of what follows, in the order of `rows`. Ids that
-            the drafter does not know are -inf.
+            the drafter does not know are -inf. Where no row asks all is done by then, so that its time can be told from
+            that of the guesses that follow.
         """
         ...
 

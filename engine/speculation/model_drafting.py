@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.sampling import sample
 from engine.speculation.draft_times import FEW
-from engine.speculation.drafter import ChainDrafter, Drafter, DraftRow
+from engine.speculation.drafter import ChainDrafter, Drafter, DraftRow, split
 from engine.speculation.lookahead import Lookahead
 from engine.speculation.model_lengths import ModelCandidate
 
@@ -142,20 +142,21 @@ class ModelDrafting:
         chains = self._chains
         sampling = [_sampling(guesses) for guesses in asking]
         is_drawn = [chains is not None and chains.draws(how) for how in sampling]
-        if chains is None or not any(is_drawn):
+        if chains is None or not asking:
             self.took = len(rows), late, *self._one_by_one(rows, asking)
             return
         started_s = self._clock()
-        num_rows = len(rows)
-        if late > FEW * num_rows or not all(is_drawn):  # before, so that it is known what a guess takes
-            parts = [row.parts() if row.asks else (row, None) for row in rows]
-            before = [early for early, _ in parts if early is not None]
+        num_rows, are_alike = len(rows), any(is_drawn) == all(is_drawn)
+        if late > FEW * num_rows or not are_alike:  # before, so that it is known what a guess takes
+            before, rows = split(rows)
             if before:
                 self._drafter.forward(before, guessed=False)
-            rows = [last for _, last in parts if last is not None]
         began_s = self._clock()
+        num_forwards = max(guesses.length for guesses in asking)
         if all(is_drawn):
             _guess_at_once(chains, rows, asking, sampling)
+        elif are_alike:
+            num_forwards, *_ = self._one_by_one(rows, asking)
         else:
             for is_quick in (True, False):
                 kind = [index for index, drawn in enumerate(is_drawn) if drawn is is_quick]
@@ -165,9 +166,8 @@ class ModelDrafting:
                 else:
                     self._one_by_one(of_kind, asked)
         ended_s = self._clock()
-        most = max(guesses.length for guesses in asking)
-        each_s = (ended_s - began_s) / most
-        self.took = num_rows, late, most, began_s - started_s + each_s, ended_s - began_s - each_s
+        each_s = (ended_s - began_s) / num_forwards
+        self.took = num_rows, late, num_forwards, began_s - started_s + each_s, ended_s - began_s - each_s
 
     def _one_by_one(self, rows: list[DraftRow], asking: list[_Guesses]) -> tuple[int, float, float]:
         """A forward a guess: how many, and seconds of the first and of the others."""

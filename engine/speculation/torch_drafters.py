@@ -217,6 +217,8 @@ class DraftModel:
         token_ids = [token_id if token_id < known else 0 for token_id in step.token_ids]  # padding, never said
         embedded = self.model.embed(torch.tensor(token_ids, device=self._device))
         hidden = self.model.forward(embedded, step.rotary, step.plan)
+        if not any(row.asks for row in rows):
+            finish(self._device)
         return widened(self.model.logits(hidden.index_select(0, step.ends)), self._vocab_size)
 
     def warm_up(self) -> None:
@@ -271,6 +273,7 @@ class Head:
         if step.plan is None:
             slots = self._slot_table[step.table_rows, step.places].long()
             self.pool[0].index_copy_(0, slots, self.model.entries(embedded, features, step.rotary))
+            finish(self._device)
             return torch.empty((0, self.model.config.vocab_size), device=self._device)
         hidden = self.model.forward(embedded, features, step.rotary, step.plan).index_select(0, step.ends)
         self._ahead.index_copy_(0, step.table_rows.index_select(0, step.ends), hidden)
@@ -288,6 +291,12 @@ class Head:
         ids = torch.tensor(step.token_ids, device=self._device).masked_fill(step.vision, 0)  # may be beyond the table
         slots = self._slot_table[step.table_rows, step.places].long()
         return torch.where(step.vision.unsqueeze(1), self.told.seen.index_select(0, slots), embedding(ids))
+
+
+def finish(device: torch.device) -> None:
+    """Wait until all that was sent to a device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def entry_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:

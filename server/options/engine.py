@@ -45,7 +45,7 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         float,
         Option(
             "Target for the time between tokens of running streams: a step takes no more of new pictures and prompts "
-            "than fits; 0: 1.3 times a step without any and at least 20 ms, on a GPU 1.3 to 1.4 times and 5 ms.",
+            "than fits; 0: 1.3 times a step without any and at least 20 ms, on a GPU 1.4 times and 5 ms.",
             unit="ms",
             low=0,
             high=600_000,
@@ -88,8 +88,8 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         Option(
             "Who guesses tokens ahead, so that a step can check several: the request's own text (ngram), the session's "
             "earlier answers (echo), the answer's grammar, what the model keeps saying (habit), a smaller model "
-            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays. On a GPU no "
-            "model guesses yet. No guess changes an answer but by rounding, where larger steps round otherwise."
+            "(draft-model), a head trained for the model (head); auto: all that there are, where it pays. No "
+            "guess changes an answer but by rounding, where larger steps round otherwise."
         ),
     ] = "auto"
     draft_model: Annotated[
@@ -104,6 +104,6 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
         Option(
             "A head in the layout of EAGLE-3, trained for the model, that guesses tokens ahead: a folder, or a name on "
             "the Hugging Face hub. Empty: the folder 'head' in the model's, if there is one, where torch computes "
-            "steps or --speculation is head."
+            "steps on a CPU or --speculation is head."
         ),
     ] = ""

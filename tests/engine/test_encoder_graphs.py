@@ -369,8 +369,37 @@ def test_expected_pictures_are_ready_after_warm_up_as_far_as_there_is_time(
     assert not runner._encoder_graphs.prepare(runner.device)
     assert all(runner._encoder_graphs.knows(picture) for picture in pictures[:2])
 
-    def fails(*_: object) -> None:
-        raise torch.OutOfMemoryError("no memory")
+    for error in (torch.OutOfMemoryError("no memory"), RuntimeError("no plan for this size")):
 
-    monkeypatch.setattr(runner._encoder_graphs, "expect", fails)
-    runner._expect_pictures(until_s=float("inf"))
+        def fails(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(runner._encoder_graphs, "expect", fails)
+        runner._expect_pictures(until_s=float("inf"))
+
+
+def test_a_shape_that_cannot_be_encoded_keeps_no_other_from_being_captured(
+    runner: Any, pictures: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from engine.gpu.encoder_graphs import ShapeGraphs
+
+    for picture in pictures[:2]:
+        runner._encoder_graphs.expect(picture.shape, runner.device)
+    bad = next(reversed(runner._encoder_graphs._captured))
+    piece = ShapeGraphs._piece
+
+    def fails(graphs: ShapeGraphs, index: int) -> list[torch.Tensor]:
+        if index and graphs._pixels.shape == bad:
+            raise RuntimeError("no plan for this size")
+        return piece(graphs, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShapeGraphs, "_piece", fails)
+        while runner._encoder_graphs.prepare(runner.device):
+            pass
+        assert runner.idle(), "graphs of steps follow"
+    assert "are encoded without graphs" in caplog.text
+    for shape, graphs in runner._encoder_graphs._captured.items():
+        assert len(graphs._graphs) == (1 if shape == bad else graphs._num_groups + 2)
+    for picture in pictures[:2]:
+        assert torch.equal(in_slices(runner, picture, 0), plain(runner, picture))

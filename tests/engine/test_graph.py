@@ -5,6 +5,7 @@ On a CUDA that notes what it is asked for.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,11 +83,33 @@ def test_a_capture_waits_for_nothing_and_gives_no_memory_back(cuda: Cuda) -> Non
 
 def test_graphs_of_one_memory_share_a_pool_and_all_share_a_stream(cuda: Cuda) -> None:
     one, other = GraphMemory(), GraphMemory()
-    for memory in (one, other, one):
-        Graph(lambda: None, memory)
+    graphs = [Graph(lambda: None, memory) for memory in (one, other, one)]
     assert cuda.pools[0] is cuda.pools[2] is one.pool
     assert cuda.pools[1] is other.pool is not one.pool
     assert cuda.streams == 1
+    assert len(graphs) == 3
+
+
+def test_a_pool_whose_graphs_are_all_gone_is_never_asked_for_again(cuda: Cuda) -> None:
+    """Torch refuses it: nothing of that memory could be captured any more."""
+    memory = GraphMemory()
+    graphs = [Graph(lambda: None, memory) for _ in range(2)]
+    del graphs[0]
+    graphs.append(Graph(lambda: None, memory))
+    graphs.clear()
+    kept = Graph(lambda: None, memory)
+    assert cuda.pools[0] is cuda.pools[1] is cuda.pools[2]
+    assert cuda.pools[3] is memory.pool is not cuda.pools[0]
+
+    def fails() -> None:
+        raise ValueError("no kernel for this")
+
+    broken = GraphMemory()
+    with pytest.raises(ValueError, match="no kernel"):
+        Graph(fails, broken)
+    Graph(lambda: None, broken)
+    assert cuda.pools[4] is not cuda.pools[5]
+    assert kept.result is None
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])
@@ -105,7 +128,9 @@ def test_what_cannot_be_captured_raises_what_it_raised_and_the_next_capture_is_s
     Graph(lambda: None, GraphMemory())
 
 
-def test_memory_that_torch_keeps_is_given_back_only_where_there_is_no_other(cuda: Cuda) -> None:
+def test_memory_that_torch_keeps_is_given_back_only_where_there_is_no_other(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def short() -> str:
         if cuda.calls.count("begin") == 1:
             raise torch.OutOfMemoryError("none left")
@@ -113,6 +138,24 @@ def test_memory_that_torch_keeps_is_given_back_only_where_there_is_no_other(cuda
 
     assert Graph(short, GraphMemory()).result == "captured"
     assert cuda.calls == ["begin", "end", "synchronize", "empty_cache", "begin", "end"]
+
+    class Taken:
+        """Memory of a capture that broke off."""
+
+    def greedy() -> Taken:
+        taken = Taken()
+        held.add(taken)
+        if len(seen) < 1:
+            seen.append(1)
+            raise torch.OutOfMemoryError("none left")
+        return taken
+
+    held, seen = weakref.WeakSet[Taken](), list[int]()
+    at_giving_back: list[int] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: at_giving_back.append(len(held)))
+    graph = Graph(greedy, GraphMemory())
+    assert at_giving_back == [0], "what broke off holds nothing any more"
+    assert list(held) == [graph.result]
 
     def never() -> None:
         raise torch.OutOfMemoryError("none left")

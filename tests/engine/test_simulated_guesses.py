@@ -5,12 +5,13 @@ are what they are without.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from engine.core import Engine
 from engine.load import load_runner
 from engine.runner import TorchRunner
 from engine.sampling import CANDIDATES, is_filtered, sample
+from engine.speculation.draft_times import FEW
 from engine.speculation.drafter import ChainDrafter, DraftRow
 from engine.speculation.lengths import Always
 from preprocess.wire import EngineRequest, SamplingParams
@@ -58,6 +60,7 @@ DRAWS = [
     SamplingParams(max_tokens=30, temperature=1.0, seed=4),
     SamplingParams(max_tokens=30, temperature=0.7, seed=5, top_k=20, top_p=0.8),
     SamplingParams(max_tokens=30, temperature=0.8, seed=6, top_k=30, min_p=0.05),
+    SamplingParams(max_tokens=30, temperature=2.0, seed=7, top_k=2**31 - 1),
 ]
 
 
@@ -156,6 +159,30 @@ def test_guesses_in_graphs_are_those_of_plain_torch(talker: Any, missing: int | 
         assert set(changed) <= own | {0}
 
 
+@pytest.mark.parametrize("missing", [None, 3])
+@pytest.mark.parametrize("drafter", ["head", "same model"])
+def test_more_sequences_than_a_graph_has_are_several_calls(
+    drafter: str, missing: int | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpu.guess_graphs.MOST_ROWS", 4)
+    monkeypatch.setattr("engine.gpu.guess_graphs.MOST_TOKENS", 32)
+    runner = load_simulated(tiny_model, max_rows=RUNNING, **options_of(drafter, tiny_model, tmp_path))
+    rows_of_table(runner)
+    assert runner._guess_graphs is not None
+    runner._guess_graphs.capture()
+    texts = prompts(runner, RUNNING)
+    runner.step(texts)
+    lengths = [5, 1, 15, 2, 3, 7]
+    sampling = [RowSampling(DRAWS[index % len(DRAWS)], 3 + index) for index in range(RUNNING)]
+    whole = draft_rows(runner, texts)
+    found = []
+    for guess in (one_by_one, runner.drafter.guess):  # type: ignore[union-attr]
+        runner.drafter.forward([replace(row, asks=False) for row in whole], guessed=False)  # type: ignore[union-attr]
+        given = (runner.drafter,) if guess is one_by_one else ()
+        found.append(guess(*given, draft_rows(runner, texts, missing), lengths, sampling))
+    assert found[0] == found[1]
+
+
 def test_a_first_guess_is_one_that_may_come(talker: Any) -> None:
     """A grammar's mask is of the target's ids, whatever the drafter knows; the row beside it has none."""
     rows_of_table(talker)
@@ -240,6 +267,37 @@ def test_no_drafter_changes_anything(
     heard = run(engine, requests, retract_every=retract_every)
     assert [name for name, own in heard.items() if not own.same_as(plain[name])] == []
     assert sum(engine.speculator.drafted.values()) > 40
+    assert engine.speculator.model is not None
+    assert not engine.speculator.model.is_broken
+
+
+@pytest.mark.parametrize("penalties", [(1.5,), (1.0,), (1.5, 1.0)])
+def test_what_was_missed_is_caught_up_with_before_anybody_asks(
+    engine_of: Callable[..., Engine],
+    requests: list[EngineRequest],
+    penalties: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However the guesses are drawn that follow: attention over all that a head may catch up with takes memory."""
+    engine = engine_of(3)
+    wanted = [
+        msgspec.structs.replace(
+            one, sampling=msgspec.structs.replace(one.sampling, repetition_penalty=penalties[index % len(penalties)])
+        )
+        for index, one in enumerate(requests[:RUNNING])
+    ]
+    drafter = engine.speculator.model._drafter  # type: ignore[union-attr]
+    forward, asked, before = drafter.forward, [0.0], [0]
+
+    def watched(rows: Sequence[DraftRow], *, guessed: bool) -> torch.Tensor:
+        asked.append(sum(len(row.token_ids) for row in rows if row.asks) / len(rows))
+        before.append(sum(len(row.token_ids) for row in rows if not row.asks))
+        return forward(rows, guessed=guessed)
+
+    monkeypatch.setattr(drafter, "forward", watched)
+    run(engine, wanted)
+    assert max(asked) <= 1 + FEW
+    assert max(before) > FEW
     assert engine.speculator.model is not None
     assert not engine.speculator.model.is_broken
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine import step_budget
 from engine.speculation.drafter import DraftRow
@@ -285,6 +287,57 @@ def test_where_steps_overlap_prompts_are_spread_over_the_steps_that_answers_take
     each_at_once = StepBudget(table)
     each_at_once.now_s = 10.0
     assert each_at_once.open(4, 4, long).tokens(6000) > at_least
+
+
+@given(
+    token_s=st.floats(0.0, 1.0),
+    chunk_s=st.floats(0.0, 1.0),
+    decode_s=st.floats(0.0, 1.0),
+    waited_s=st.lists(st.floats(0.0, 20.0), min_size=1, max_size=40),
+    tokens=st.integers(1, 100_000),
+    encoding_s=st.floats(0.0, 10.0),
+    answers=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 1000)), max_size=3),
+    overlaps=st.booleans(),
+    itl_target_s=st.sampled_from([0.0, 0.001, 0.1]),
+)
+def test_whatever_devices_charge_something_of_a_prompt_fits_beside_streams(
+    token_s: float,
+    chunk_s: float,
+    decode_s: float,
+    waited_s: list[float],
+    tokens: int,
+    encoding_s: float,
+    answers: list[tuple[int, int]],
+    overlaps: bool,
+    itl_target_s: float,
+) -> None:
+    """Where having a chunk at all takes far longer than decoding, too; no room is endless, targets are the user's."""
+
+    class Charging(Table):
+        def decode_s(self, rows: int, tokens: int) -> float:
+            return decode_s
+
+        def prompt_s(self, tokens: int) -> float:
+            return tokens * token_s + chunk_s * (tokens > 0)
+
+    budget = StepBudget(Charging(), itl_target_s, overlaps=overlaps)
+    budget.now_s = 20.0
+    for asked in answers:
+        budget.answered(*asked)
+    queue = Queue([20.0 - one_s for one_s in waited_s], tokens, encoding_s, rows=4 + len(waited_s))
+    room = budget.open(4, 4, queue)
+    assert room.tokens(tokens) >= min(LEAST_CHUNK, tokens)
+    assert not room.is_spent
+    assert 0.0 <= room.left_s < math.inf
+    assert not itl_target_s or room.target_s == itl_target_s
+
+
+def test_a_step_that_decodes_for_longer_than_its_target_is_told_of() -> None:
+    """The target is the user's, whether it can be kept or not."""
+    budget = StepBudget(Table(), 0.001)
+    budget.stepped(budget.open(4, 4, Queue()), 5 * MS, None)
+    budget.stepped(budget.open(4, 4, Queue([0.0], 10)), 5 * MS, None)
+    assert budget.steps_over_target == 2
 
 
 def test_what_the_cache_had_of_prompts_is_not_spread() -> None:

@@ -48,6 +48,11 @@ def test_of_the_first_two_measurements_one_that_is_far_off_does_not_count(times:
     for elapsed_s in (1.0, 1.4):
         near.add(8, elapsed_s)
     assert near.at(8) == 1.4
+    for nothing in (0.0, -1.0):
+        noisy = Curve(is_from_zero=True)
+        for elapsed_s in (2.0, nothing):
+            noisy.add(8, elapsed_s)
+        assert noisy.at(8) == 2.0, "no work takes no time"
 
 
 def test_more_work_is_never_taken_to_be_faster() -> None:
