@@ -19,6 +19,7 @@ import torch
 from clips import clip
 from PIL import Image
 
+from engine.batch import SampledToken
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.load import load_runner
@@ -178,18 +179,18 @@ class Checked:
         """What our engine says to a request alone, retracted whenever so many tokens are out, with these `drafts`."""
         engine = self.engine(chunk=chunk, script=None if drafts is None else {request.request_id: drafts})
         logits: list[torch.Tensor] = []
-        compute = self.runner.logits
+        step = self.runner.step
 
-        def record(rows: Any) -> torch.Tensor:
-            logits.append(compute(rows))
-            return logits[-1]
+        def record(rows: Any) -> list[SampledToken]:
+            logits.append(self.runner.logits(rows).clone())  # a step need not make them for anybody
+            return step(rows)
 
-        self.runner.logits = record  # type: ignore[method-assign]
+        self.runner.step = record  # type: ignore[method-assign]
         try:
             engine.submit(request, pixels_of)
             ids = run(engine, retract_after=retract_after)[request.request_id]
         finally:
-            self.runner.logits = compute  # type: ignore[method-assign]
+            self.runner.step = step  # type: ignore[method-assign]
         assert engine.stats().num_retracted == len(retract_after)
         return Answer(ids, torch.cat(logits))
 
