@@ -184,17 +184,13 @@ class Engine:
         self._outputs.clear()
 
     def step(self) -> list[OutputStart | TokenEvents]:
-        """Compute one batch and return what it gave, or what the one before gave if that cannot wait. Empty when there
-        is nothing to do.
-        """
+        """Compute one batch and return what it gave. Empty when there is nothing to do."""
         if not self._sequences:
             self._flying = None
             return self._outputs.take()
         self._end_flagged()
         if self._flying is not None and not self._can_run_ahead(self._flying[1]):
             self._land()
-            if self._outputs.has_first:
-                return self._outputs.take()  # whoever waits for it need not wait for the next step to be planned
         start_s = self._clock()
         plan = self.scheduler.schedule(start_s)
         if plan.stuck is not None:

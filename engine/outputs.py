@@ -12,16 +12,11 @@ from preprocess.wire import FinishReason, OutputStart, Rejected, TokenEvent, Tok
 
 
 class Outputs:
-    """Collects the events of a step until `take`.
-
-    Attributes:
-        has_first: Whether a first token of an answer that goes on is among them.
-    """
+    """Collects the events of a step until `take`."""
 
     def __init__(self) -> None:
         self._starts: list[OutputStart] = []
         self._events: list[TokenEvent] = []
-        self.has_first = False
 
     def __bool__(self) -> bool:
         return bool(self._starts or self._events)
@@ -32,7 +27,6 @@ class Outputs:
 
     def tokens(self, sequence: Sequence, sampled: Ordered[SampledToken]) -> None:
         """The sequence's newest output."""
-        self.has_first = self.has_first or len(sequence.output_ids) == len(sampled)
         self._events.append(_token_event(sequence, sampled))
 
     def last_tokens(
@@ -66,7 +60,7 @@ class Outputs:
 
     def clear(self) -> None:
         """Forget what was collected."""
-        self._starts, self._events, self.has_first = [], [], False
+        self._starts, self._events = [], []
 
 
 def usage(sequence: Sequence, now_s: float) -> Usage:

@@ -70,22 +70,6 @@ def test_penalties_wait_for_every_token(penalty: str) -> None:
     assert runner.late.most_in_flight == 1
 
 
-def test_a_first_token_that_is_waited_for_is_told_before_the_next_step_is_planned() -> None:
-    """Those after it are told together with it: the device should not wait for their telling."""
-    runner = LateRunner()
-    driver = Driver(runner)
-    plain = request("r", TEXT, max_tokens=4)
-    driver.submit(
-        msgspec.structs.replace(plain, sampling=msgspec.structs.replace(plain.sampling, presence_penalty=1.5))
-    )
-    launched = []
-    for _ in range(5):
-        driver.step()
-        told = driver.told.get("r")
-        launched.append((runner.late.num_launches, 0 if told is None else len(told.ids)))
-    assert launched == [(1, 0), (1, 1), (2, 1), (3, 2), (4, 3)]
-
-
 def test_an_abort_ends_a_request_whose_token_is_in_flight() -> None:
     runner = LateRunner()
     driver = Driver(runner)
