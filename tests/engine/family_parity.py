@@ -179,18 +179,25 @@ class Checked:
         """What our engine says to a request alone, retracted whenever so many tokens are out, with these `drafts`."""
         engine = self.engine(chunk=chunk, script=None if drafts is None else {request.request_id: drafts})
         logits: list[torch.Tensor] = []
-        step = self.runner.step
+        compute, step = self.runner.logits, self.runner.step
 
-        def record(rows: Any) -> list[SampledToken]:
-            logits.append(self.runner.logits(rows).clone())  # a step need not make them for anybody
-            return step(rows)
+        def record(rows: Any) -> torch.Tensor:
+            logits.append(compute(rows))
+            return logits[-1]
 
-        self.runner.step = record  # type: ignore[method-assign]
+        def run_step(rows: Any) -> list[SampledToken]:
+            num_known = len(logits)
+            tokens = step(rows)
+            if len(logits) == num_known:  # a greedy native step makes them for nobody else
+                record(rows)
+            return tokens
+
+        self.runner.logits, self.runner.step = record, run_step  # type: ignore[method-assign]
         try:
             engine.submit(request, pixels_of)
             ids = run(engine, retract_after=retract_after)[request.request_id]
         finally:
-            self.runner.step = step  # type: ignore[method-assign]
+            self.runner.logits, self.runner.step = compute, step  # type: ignore[method-assign]
         assert engine.stats().num_retracted == len(retract_after)
         return Answer(ids, torch.cat(logits))
 
