@@ -13,6 +13,7 @@ All times are measured here, those of steps without the looking before them: a p
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -62,14 +63,6 @@ LOOKING: Final = 0.006
 """Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
 account's allowance, so that something is left for what is found.
 """
-WAITS: Final = 0.005
-"""Part of the time of steps that a device may stand idle so that guesses can be looked for while none is found to be
-worth checking: less than the account's allowance, for the same reason.
-"""
-PLENTY: Final = 4.0
-"""With so many plain steps in the account waiting is free to be dearer."""
-LONG_REST: Final = 256
-"""So many steps lie between two that wait where nothing could pay, were all guesses right, or could not be borne."""
 FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
 SHARE: Final = 0.25
@@ -192,33 +185,57 @@ class Controller:
         """See `Lengths.waited`."""
         plain_s = self.times.plain_s(rows)
         if plain_s is not None:
-            watch = self._watches.setdefault(size_class(rows), _Watch())
+            watch = self._watch(rows)
             # Not what a busy machine made of it.
             usual = min(max(elapsed_s / plain_s - 1.0, 0.0), 2 * watch.waiting + 0.01)
             watch.waiting += LOOK_LEARNING * (usual - watch.waiting)
             self._account.settle(-usual * plain_s, plain_s)
 
-    def rest(self, rows: int) -> float:
-        """See `Lengths.rest`."""
-        prices = self._prices(rows)
+    def may_wait(self, rows: int, *, is_expected: bool, is_renewing: bool) -> bool:
+        """See `Lengths.may_wait`."""
+        prices, watch = self._prices(rows), self._watch(rows)
+        if prices is None or not prices.may_pay or (self._saved < -1.0 and not is_expected):
+            return False
+        if not is_renewing and self.times.plain_age(rows) >= _refresh(watch.promise):
+            return False  # a plain step is due, and this one runs ahead
+        self._pay_in(prices.plain_s)
+        cost_s = watch.waiting * prices.plain_s + self._looking_s + prices.draft_s
+        return not self._account.steps_until(cost_s, prices.plain_s)
+
+    def waiting(self, rows: int) -> float:
+        """See `Lengths.waiting`."""
+        return self._watch(rows).waiting
+
+    def promised(self, rows: int, candidates: Ordered[Candidate | None]) -> float:
+        """See `Lengths.promised`."""
+        prices, watch = self._prices(rows), self._watch(rows)
         if prices is None:
-            return 0.0
-        plain_s = prices.plain_s
-        self._pay_in(plain_s)
-        watch = self._watches.get(size_class(rows))
-        waiting = WAITING if watch is None else watch.waiting
-        cost_s = waiting * plain_s + self._looking_s + prices.draft_s
-        if not prices.may_pay or self._account.steps_until(cost_s, plain_s):
-            return LONG_REST
-        return 0.0 if self._account.left_s(plain_s) >= PLENTY * plain_s else min(waiting / WAITS, LONG_REST)
+            return 1.0
+        lengths, rate = self._best(rows, candidates, sys.maxsize, prices, watch)
+        return rate * prices.plain_s / rows * watch.trust if any(lengths) else 1.0
+
+    def promised_by(self, chooser: Chooser, rows: int) -> float | None:
+        """See `Lengths.promised_by`."""
+        prices, watch = self._prices(rows), self._watch(rows)
+        if prices is None:
+            return 1.0
+        total, rate = self._best_by(chooser, rows, rows * LENGTHS[-1], prices, watch)
+        return rate * prices.plain_s / rows * watch.trust if total else 1.0
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""
-        none = [0] * len(candidates)
-        prices = self._prices(rows)
-        watch = self._watches.setdefault(size_class(rows), _Watch())
+        prices, watch = self._prices(rows), self._watch(rows)
         if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
-            return none
+            return [0] * len(candidates)
+        best, rate = self._best(rows, candidates, room, prices, watch)
+        watch.is_drafting, watch.promise = any(best), rate * prices.plain_s / rows
+        return best
+
+    def _best(
+        self, rows: int, candidates: Ordered[Candidate | None], room: int, prices: _Prices, watch: _Watch
+    ) -> tuple[list[int], float]:
+        """Drafts of each row, and tokens a second then; without any, what would have had to be promised."""
+        none = [0] * len(candidates)
         plain_s = prices.plain_s
         best, best_rate = none, rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
         tried = none
@@ -238,26 +255,27 @@ class Controller:
             rate = (rows + right) / (step_s + self._looking_s)
             if rate > best_rate:
                 best, best_rate = lengths, rate
-        watch.is_drafting = best is not none
-        if watch.is_drafting:
+        if best is not none:
             shortened = self._without_waste(rows, candidates, best, plain_s, best_rate)
             if shortened != best and (rate := self._rate(rows, candidates, shortened)) > best_rate:
                 best, best_rate = shortened, rate
-        watch.promise = best_rate * plain_s / rows
-        return best
+        return best, best_rate
 
     def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
         """See `Lengths.choose_by`."""
-        prices = self._prices(rows)
-        watch = self._watches.setdefault(size_class(rows), _Watch())
+        prices, watch = self._prices(rows), self._watch(rows)
         if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
             return False
+        total, rate = self._best_by(chooser, rows, room, prices, watch)
+        watch.is_drafting, watch.promise = total > 0, rate * prices.plain_s / rows
+        return watch.is_drafting
+
+    def _best_by(self, chooser: Chooser, rows: int, room: int, prices: _Prices, watch: _Watch) -> tuple[int, float]:
+        """As `_best`, but how many in all."""
         plain_s = prices.plain_s
         least_rate = rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
         stake_s = self._account.stake_s(plain_s)
-        total, rate = chooser(rows, prices.steps, plain_s, self._looking_s, stake_s, least_rate, room)
-        watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
-        return watch.is_drafting
+        return chooser(rows, prices.steps, plain_s, self._looking_s, stake_s, least_rate, room)
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""
@@ -404,6 +422,12 @@ class Controller:
                 self.models.stepped(rows, tokens, gained, 0.0, drafting_s, is_pure=False)
         elif plain_s is not None and step_s is not None:
             self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
+
+    def _watch(self, rows: int) -> _Watch:
+        watch = self._watches.get(size_class(rows))
+        if watch is None:
+            watch = self._watches[size_class(rows)] = _Watch()
+        return watch
 
     def _pay_in(self, plain_s: float) -> None:
         """For the steps that went by since it was done last."""

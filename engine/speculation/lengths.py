@@ -74,8 +74,24 @@ class Lengths(Protocol):
         """
         ...
 
-    def rest(self, rows: int) -> float:
-        """So many steps of an engine that runs ahead should lie between two for which it waits like that."""
+    def waiting(self, rows: int) -> float:
+        """How long the device stands idle where results are waited for, in plain steps of so many rows."""
+        ...
+
+    def may_wait(self, rows: int, *, is_expected: bool, is_renewing: bool) -> bool:
+        """Whether drafts could be checked in the next step of an engine that runs ahead, if it waits for results first.
+        `is_expected`: as of `may_draft`; `is_renewing`: the step in flight tells what plain ones take now.
+        """
+        ...
+
+    def promised(self, rows: int, candidates: Ordered[Candidate | None]) -> float:
+        """Tokens a second if the best of these guesses were checked, by those of plain steps; 1: none should be.
+        Nothing is decided by that.
+        """
+        ...
+
+    def promised_by(self, chooser: Chooser, rows: int) -> float | None:
+        """The same by whoever knows the guesses; None: `promised` shall be asked."""
         ...
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
@@ -196,9 +212,21 @@ class Always:
     def waited(self, rows: int, elapsed_s: float) -> None:
         """Nor is waiting."""
 
-    def rest(self, rows: int) -> float:
-        """See `Lengths.rest`."""
+    def waiting(self, rows: int) -> float:
+        """See `Lengths.waiting`."""
         return 0.0
+
+    def may_wait(self, rows: int, *, is_expected: bool, is_renewing: bool) -> bool:
+        """See `Lengths.may_wait`."""
+        return self._length > 0
+
+    def promised(self, rows: int, candidates: Ordered[Candidate | None]) -> float:
+        """More than nothing wherever there are some."""
+        return 2.0 if any(candidates) else 1.0
+
+    def promised_by(self, chooser: Chooser, rows: int) -> float | None:
+        """See `Lengths.promised_by`."""
+        return None
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""

@@ -34,8 +34,9 @@ EXTRAPOLATED: Final = 0.5
 WAITING: Final = 0.4
 """Where plain steps run ahead of their results, a step with drafts is taken to wait for this part of a plain one."""
 BESIDE: Final = 0.01
-"""And each draft of a row to cost this part of a plain step: such a device reads the weights, whatever it checks. Both
-until it was measured.
+TOGETHER: Final = 0.002
+"""And drafts to cost these parts of a plain step, each of a row and each of all rows: such a device reads the weights,
+whatever it checks, as long as that is not much. All until it was measured.
 """
 ELSEWHERE: Final = 0.75
 """What drafts cost where no width was measured, by what as many cost other row counts: so that they are tried."""
@@ -208,7 +209,7 @@ class StepTimes:
             return plain.time * rows + ELSEWHERE * extra_s
         if self._waits:
             start = low[1] if low[0] > 1.0 else (1.0 + WAITING) * plain.time
-            return (start + BESIDE * plain.time * (width - low[0])) * rows
+            return (start + (BESIDE + TOGETHER * rows) * plain.time * (width - low[0])) * rows
         if low[0] > 1.0:
             slope = EXTRAPOLATED * max((low[1] - plain.time) / (low[0] - 1.0), 0.0)
         else:

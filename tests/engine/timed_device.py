@@ -94,9 +94,13 @@ class TimedFlight:
     tokens: list[SampledToken]
     is_first: bool = False
 
+    def wait(self) -> None:
+        """On the device."""
+        self.time.now_s = max(self.time.now_s, self.done_s)
+
     def result(self) -> list[SampledToken]:
         """Waits."""
-        self.time.now_s = max(self.time.now_s, self.done_s)
+        self.wait()
         return self.tokens
 
 
