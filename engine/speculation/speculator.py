@@ -19,13 +19,14 @@ from engine.speculation.drafting import Drafting, Kind, Proposal, Source, agreem
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
-from engine.speculation.lengths import Candidate, Lengths
+from engine.speculation.lengths import Candidate, Lengths, Offer
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.native_sources import MOST, NativeSources, library
 from engine.speculation.ngram import NGrams
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
+from engine.speculation.upkeep import TIMED, Upkeep, Work
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
@@ -52,8 +53,10 @@ MOST_PATIENCE: Final = 4
 """Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
 being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
-TIMED: Final = 4
-"""One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
+OPENINGS: Final = 3
+"""The same of so many looks for an answer's first tokens, unless it may repeat an earlier one."""
+MEMORIES: Final = 8
+"""While more was lost than may be, one answer of so many is remembered all the same, so that a change is noticed."""
 UNTIMED: Final = 7
 """Of plain steps alike so many in a row are not timed, since timing them costs as well."""
 MOSTLY: Final = 0.75
@@ -105,7 +108,8 @@ class Speculator:
         self._takes_trees = takes_trees
         self._waits = waits
         self._clock = clock
-        self._looking_s = 0.0  # before the step that is under way
+        self._upkeep = Upkeep(clock)
+        self._looking_s = 0.0  # before the step that is under way, and for what ended with it
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
@@ -119,6 +123,9 @@ class Speculator:
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
         self._num_fruitless = 0  # looks since they bore fruit
+        self._num_closed = 0  # the same of first tokens, since they were not looked for
+        self._num_fruitless_openings = 0
+        self._num_forgotten = 0  # answers since one was remembered
         self._timed_rows = 0
         self._untimed = 0
         self._rest = 0
@@ -185,15 +192,18 @@ class Speculator:
         if limit <= 0 or not self.sources:
             return ()
         drafting = sequence.drafting
+        is_repeating = False
         if drafting is None:
-            drafting, _ = self._begin(sequence)
+            drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not self.controller.may_open(rows):
+        if not self._may_open(is_repeating) or not self.controller.may_open(rows):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
-        length = self.controller.open(rows, prompt, gains, self._clock() - started_s)
+        looking_s = self._clock() - started_s
+        self._looking_s += looking_s
+        length = self.controller.open(rows, prompt, gains, looking_s)
         guesses = () if proposal is None else tuple(proposal.token_ids[:length])
         if guesses and self._native is not None and sequence.grammar is not None:
             guesses = guesses[: sequence.grammar.count_allowed(guesses)]
@@ -240,6 +250,8 @@ class Speculator:
         if drafts and chosen is not None:
             if drafting.opens:
                 self._opened += num_accepted
+                if 3 * num_accepted >= len(drafts):
+                    self._num_fruitless_openings = 0
             else:
                 self._gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
@@ -280,18 +292,26 @@ class Speculator:
             self._passed(plan, elapsed_s - looking_s)
         if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
+        started_s = self._upkeep.start(Work.LEARN)
+        self._learn_step(plan, elapsed_s - looking_s, gained, opened, drafting_s)
+        learning_s = self._upkeep.stop(Work.LEARN, started_s)
+        if not self._waits:
+            self.controller.spent(len(plan.chunks), learning_s)
+
+    def _learn_step(self, plan: Plan, elapsed_s: float, gained: int, opened: int, drafting_s: float) -> None:
+        """What a step took without looking tells of the machine; so many guesses were right."""
         decoding = [
             chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
         ]
         tokens = sum(chunk.count for chunk in decoding)
         if len(decoding) < len(plan.chunks):
-            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s)
+            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s, drafting_s)
         if 3 * gained >= tokens - len(decoding) > 0:
             self._num_fruitless = 0
             self._next_rest = 1
         if not plan.encodings and len(decoding) == len(plan.chunks):
             has_trees = any(chunk.parents is not None for chunk in decoding)
-            taken_s = elapsed_s - drafting_s - looking_s
+            taken_s = elapsed_s - drafting_s
             self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
         elif not decoding and plan.chunks and not plan.encodings:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
@@ -300,6 +320,12 @@ class Speculator:
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""
+        started_s = self._upkeep.start(Work.BEGIN)
+        begun = self._begun(sequence)
+        self._paid(1, self._upkeep.stop(Work.BEGIN, started_s))
+        return begun
+
+    def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
         drafting = sequence.drafting = Drafting()
         if self._echo is None or not self._echo.resembles(sequence):
             return drafting, False
@@ -308,6 +334,24 @@ class Speculator:
         self._is_expected = self._may_stake = True
         self._num_unlooked = LONGEST_REST
         return drafting, True
+
+    def _may_open(self, is_repeating: bool) -> bool:
+        """Whether to look for an answer's first tokens: ever more rarely while that bears no fruit."""
+        patience = 2 ** min(self._num_fruitless_openings // OPENINGS, MOST_PATIENCE) - 1
+        if not is_repeating and self._num_closed < patience:
+            self._num_closed += 1
+            return False
+        self._num_closed = 0
+        self._num_fruitless_openings += 1
+        return True
+
+    def _paid(self, rows: int, elapsed_s: float) -> None:
+        """What guessing took beside looking and checking, while a step was being made or its results taken in. A device
+        that computes meanwhile is not kept waiting by that.
+        """
+        if not self._waits:
+            self._looking_s += elapsed_s
+            self.controller.spent(rows, elapsed_s)
 
     def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
         """What is best guessed of an answer's first tokens, and how probably each guess stands."""
@@ -331,14 +375,16 @@ class Speculator:
             drafting.proposed.insert(0, drafting.proposed.pop(best))
         return found[best][0], gains
 
-    def _prompts_stepped(self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float) -> None:
+    def _prompts_stepped(
+        self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float, drafting_s: float
+    ) -> None:
         """A step computed prompts beside `rows` that checked `tokens`; what encoding took is no part of what is
         learnt.
         """
         opening = [chunk for chunk in plan.chunks if chunk.opens]
         guesses = sum(len(chunk.drafts) for chunk in opening)
         others = sum(chunk.count for chunk in plan.chunks) - guesses
-        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and self.drafting_s == 0.0
+        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and drafting_s == 0.0
         taken_s = elapsed_s - plan.encoding_s if is_telling and plan.encoding_s is not None else None
         if opening or (taken_s is not None and tokens == rows):
             self.controller.opened(rows + len(opening), others, guesses, opened, taken_s)
@@ -354,6 +400,11 @@ class Speculator:
                 return None
             self._num_unlooked = 0
             self._num_fruitless += 1
+            if self.model is None and not self._waits:
+                offer = controller.offer(rows, self._num_unasked, is_expected=self._is_expected)
+                if offer is not None:
+                    self._num_unasked = 0
+                    return self._look_at_once(self._native, sequences, offer, room)
             is_worth = self._native.look(sequences, controller.needs(rows))
             if self.model is None and not is_worth:
                 return None
@@ -373,6 +424,39 @@ class Speculator:
             self._choice_s = self._clock() - started_s
         self._looking_s = self._choice_s
         controller.looked(rows, self._looking_s, found=drafts is not None)
+        return drafts
+
+    def _look_at_once(
+        self, native: NativeSources, sequences: Ordered[Sequence], offer: Offer, room: int
+    ) -> list[Drafts] | None:
+        """The same in one native call, for steps so short that each look weighs."""
+        rows, controller = len(sequences), self.controller
+        started_s = self._upkeep.start(Work.LOOK)
+        total, rate = native.decide(sequences, offer, room)
+        is_asked = total >= 0
+        if is_asked:
+            self._is_expected = False
+            if self._may_stake and native.is_sure(rows):
+                self._may_stake = False
+                controller.stake(rows)
+                offer = controller.offer(rows, 0, is_expected=True) or offer
+                total, rate = native.decide_again(rows, offer, room)
+            while total and native.cut(sequences):
+                total, rate = native.decide_again(rows, offer, room)
+        drafts = None
+        if total > 0:
+            lengths = native.lengths(rows)
+            if self._takes_trees and controller.may_branch(rows):
+                native.allow(sequences)
+                lengths = self._branch(sequences, native.candidates(rows), lengths, room)
+            drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]
+        elapsed_s = self._upkeep.stop(Work.LOOK, started_s)
+        if is_asked and offer.is_open:
+            controller.taken(rows, total, rate)
+            controller.looked(rows, elapsed_s, found=drafts is not None)
+            self._looking_s += elapsed_s
+        else:
+            self._paid(rows, elapsed_s)
         return drafts
 
     def _looked(self, *, found: bool, repeats: bool) -> None:
@@ -413,11 +497,23 @@ class Speculator:
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
+        if not self.sources or not self._may_remember():
+            return
+        started_s = self._upkeep.start(Work.END)
         if self._native is not None:
             self._native.ended(sequence)
-            return
-        for source in self.sources:
-            source.ended(sequence)
+        else:
+            for source in self.sources:
+                source.ended(sequence)
+        self._paid(1, self._upkeep.stop(Work.END, started_s))
+
+    def _may_remember(self) -> bool:
+        """Whether an answer that ends is remembered: while the account does not bear it, one of several."""
+        if not self.controller.may_remember(1) and self._num_forgotten < MEMORIES - 1:
+            self._num_forgotten += 1
+            return False
+        self._num_forgotten = 0
+        return True
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
