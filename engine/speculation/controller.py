@@ -13,6 +13,7 @@ All times are measured here, those of steps without the looking before them: a p
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Sequence as Ordered
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple
 from engine.speculation.acceptance import Rates
 from engine.speculation.account import SURPRISE, Account
 from engine.speculation.branching import Branching, fitting
-from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser
+from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser, Offer
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.opening import Openings, worth
 from engine.speculation.step_times import WAITING, StepTimes
@@ -81,6 +82,8 @@ of others keeps it waiting.
 DOUBT: Final = 2.0
 """The account must bear so many times the part of a step's guesses that is expected to be wrong, all of it at most."""
 LEAST_DOUBT: Final = 0.1
+NOTHING: Final = Offer(NO_NEEDS, NO_NEEDS, 0.0, 0.0, 0.0, math.inf)
+"""Where it is not known what steps take."""
 FREE_LOOKS: Final = 2
 """Where guesses were checked just now, so many looks in vain are free: a text seldom departs for long."""
 
@@ -169,6 +172,43 @@ class Controller:
         if prices is None:
             return NO_NEEDS
         return prices.to_stay if watch is not None and watch.is_drafting else prices.to_begin
+
+    def offer(self, rows: int, num_steps: int, *, is_expected: bool) -> Offer | None:
+        """See `Lengths.offer`."""
+        self.passed(num_steps)
+        prices = self._prices(rows)
+        if prices is None:
+            return NOTHING
+        plain_s, account = prices.plain_s, self._account
+        self._pay_in(plain_s)
+        watch = self._watch(rows)
+        needs, least = (prices.to_stay, STAY) if watch.is_drafting else (prices.to_begin, MARGIN)
+        offer = Offer(needs, prices.steps, plain_s, self._looking_s, 0.0, math.inf)
+        if is_expected or self._saved >= 0.0:
+            missing = account.steps_until(self._looking_s + prices.draft_s, plain_s)
+            if missing and not is_expected:
+                self._saved = min(self._saved, -missing)
+            if not missing and self.times.plain_age(rows) < _refresh(watch.promise):
+                offer.rate = rows * least / (plain_s * watch.trust)
+                offer.credit_s = account.stake_s(plain_s)
+        return offer
+
+    def taken(self, rows: int, total: int, rate: float) -> None:
+        """See `Lengths.taken`."""
+        plain_s, watch = self.times.plain_s(rows), self._watches[size_class(rows)]
+        assert plain_s is not None
+        watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
+
+    def spent(self, rows: int, elapsed_s: float) -> None:
+        """See `Lengths.spent`."""
+        plain_s = self.times.plain_s(rows) or self.times.plain_s(1)
+        if plain_s is not None:
+            self._account.settle(-elapsed_s, plain_s)
+
+    def may_remember(self, rows: int) -> bool:
+        """See `Lengths.may_remember`."""
+        plain_s = self.times.plain_s(rows) or self.times.plain_s(1)
+        return plain_s is None or self._account.left_s(plain_s) >= 0.0
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""
@@ -392,27 +432,36 @@ class Controller:
                 self._account.settle(max(saved_s, 0.0), plain_s)
             self.times.add(rows, tokens, elapsed_s)
             return
-        watch = self._watches.get(size_class(rows))
-        if watch is not None:
-            if tokens == rows or plain_s is None:
+        if tokens == rows or plain_s is None:
+            self.times.add(rows, tokens, elapsed_s)
+            watch = self._watches.get(size_class(rows))
+            if watch is not None:
                 watch.trust += FORGIVING * (1.0 - watch.trust)
-            else:
-                kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
-                watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
-                watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
+        else:
+            self._checked(rows, tokens, gained, elapsed_s, plain_s, has_trees=has_trees)
+
+    def _checked(
+        self, rows: int, tokens: int, gained: int, elapsed_s: float, plain_s: float, *, has_trees: bool
+    ) -> None:
+        """A step has checked guesses of sources."""
+        worth_s = (rows + gained) / rows * plain_s
+        is_known = self.times.is_known_well(rows, tokens)
         if has_trees:
             self.times.add_tree(rows, tokens, elapsed_s)
-        elif rows == 1 < tokens and plain_s is not None and not self.times.is_known_well(rows, tokens):
+        elif rows == 1 and not is_known:
             self.times.add(rows, tokens, max(elapsed_s - COLD_S, plain_s))
         else:
             self.times.add(rows, tokens, elapsed_s)
-        if tokens > rows and plain_s is not None:
-            # By the medians of both: what a busy machine adds to a step is no fault of its drafts.
-            usual_s = self.times.tree_s(rows, tokens) if has_trees else self.times.step_s(rows, tokens)
-            assert usual_s is not None
-            is_measured = self.times.is_measured(rows, tokens)
-            taken_s = usual_s if is_measured else min(elapsed_s, SURPRISE * usual_s)
-            self._account.settle((rows + gained) / rows * plain_s - taken_s, plain_s)
+        # By the medians of both: what a busy machine adds to a step is no fault of its drafts.
+        usual_s = self.times.tree_s(rows, tokens) if has_trees else self.times.step_s(rows, tokens)
+        assert usual_s is not None
+        watch = self._watches.get(size_class(rows))
+        if watch is not None:
+            kept = worth_s / elapsed_s / watch.promise
+            watch.trust = min(max(watch.trust + LEARNING * (min(kept, 2.0) - watch.trust), LEAST_TRUST), 1.0)
+        is_measured = is_known or self.times.is_measured(rows, tokens)
+        taken_s = usual_s if is_measured else min(elapsed_s, SURPRISE * usual_s)
+        self._account.settle(worth_s - taken_s, plain_s)
 
     def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
         """See `Lengths.drafted_beside_prompts`."""

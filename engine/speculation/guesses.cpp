@@ -97,6 +97,13 @@ EXPORT int beholder_guesses_choose(const Guesses* guesses, const Found* found, i
     return count == 1 ? lengths[0] = choice.alone(limit) : choice.together(limit, lengths);
 }
 
+// Both: asks what follows, and decides how many of it to check. -1: nothing is worth a thought.
+EXPORT int beholder_guesses_decide(Guesses* guesses, Asked* const* all, int32_t count, Found* found, const double* needs,
+                                   Bet* bet, int32_t limit, int32_t* lengths) {
+    if (beholder_guesses_look(guesses, all, count, found, needs) < 0.0) return -1;
+    return beholder_guesses_choose(guesses, found, count, bet, limit, lengths);
+}
+
 // Of the best proposal only so many guesses may be said: another may be the best now.
 EXPORT void beholder_guesses_cut(const Guesses* guesses, Sequence* sequence, int32_t length, Found* found) {
     sequence->proposals[0].length = length;

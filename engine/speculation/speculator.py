@@ -20,7 +20,7 @@ from engine.speculation.drafting import Drafting, Proposal, Source, agreement
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
-from engine.speculation.lengths import Candidate, Lengths
+from engine.speculation.lengths import Candidate, Lengths, Offer
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
@@ -28,6 +28,7 @@ from engine.speculation.native_sources import MOST, NativeSources, library
 from engine.speculation.ngram import NGrams
 from engine.speculation.step_reports import Outcome, StepReports, is_plain
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
+from engine.speculation.upkeep import TIMED, Upkeep, Work
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
@@ -45,8 +46,10 @@ MOST_PATIENCE: Final = 4
 """Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
 being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
-TIMED: Final = 4
-"""One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
+OPENINGS: Final = 3
+"""The same of so many looks for an answer's first tokens, unless it may repeat an earlier one."""
+MEMORIES: Final = 8
+"""While more was lost than may be, one answer of so many is remembered all the same, so that a change is noticed."""
 
 
 class Speculator:
@@ -90,6 +93,7 @@ class Speculator:
         self._takes_trees = takes_trees
         self._waits = waits
         self._clock = clock
+        self._upkeep = Upkeep(clock)
         self.beliefs = Beliefs()
         self._ahead = Ahead()
         self._reports = StepReports()
@@ -101,6 +105,9 @@ class Speculator:
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
         self._num_fruitless = 0  # looks since they bore fruit
+        self._num_closed = 0  # the same of first tokens, since they were not looked for
+        self._num_fruitless_openings = 0
+        self._num_forgotten = 0  # answers since one was remembered
         self._num_ahead = -1  # steps whose results came since drafts were looked for
         self._is_due = False  # they were waited for because of what was promised
         self._is_waiting = False  # for results before the next step, because of guesses
@@ -164,15 +171,18 @@ class Speculator:
         if limit <= 0 or not self.sources:
             return ()
         drafting = sequence.drafting
+        is_repeating = False
         if drafting is None:
-            drafting = self._begin(sequence)
+            drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not self.controller.may_open(rows):
+        if not self._may_open(is_repeating) or not self.controller.may_open(rows):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
-        length = self.controller.open(rows, prompt, gains, self._clock() - started_s)
+        looking_s = self._clock() - started_s
+        self._outcome.looking_s += looking_s
+        length = self.controller.open(rows, prompt, gains, looking_s)
         guesses = () if proposal is None else tuple(proposal.token_ids[:length])
         if guesses and self._native is not None and sequence.grammar is not None:
             guesses = guesses[: sequence.grammar.count_allowed(guesses)]
@@ -223,6 +233,8 @@ class Speculator:
         if drafts and chosen is not None:
             if drafting.opens:
                 self._outcome.opened += num_accepted
+                if 3 * num_accepted >= len(drafts):
+                    self._num_fruitless_openings = 0
             else:
                 self._outcome.gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
@@ -246,9 +258,16 @@ class Speculator:
         host waited at last. `is_usual`: see `Batch`.
         """
         outcome, self._outcome = self._outcome, Outcome()
-        self._passed(plan, elapsed_s - outcome.looking_s, waited_s)
-        if is_usual and self._reports.report(plan, outcome, elapsed_s, self.controller):
+        elapsed_s -= outcome.looking_s
+        self._passed(plan, elapsed_s, waited_s)
+        if not is_usual or (outcome.drafting_s == 0.0 and self._reports.is_known(plan)):
+            return
+        started_s = self._upkeep.start(Work.LEARN)
+        if self._reports.report(plan, outcome, elapsed_s, self.controller):
             self._num_fruitless = 0
+        learning_s = self._upkeep.stop(Work.LEARN, started_s)
+        if not self._waits:
+            self.controller.spent(len(plan.chunks), learning_s)
 
     def _begin_all(self, sequences: Ordered[Sequence]) -> None:
         """They will be looked at."""
@@ -259,16 +278,23 @@ class Speculator:
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
 
-    def _begin(self, sequence: Sequence) -> Drafting:
-        """An answer begins."""
+    def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
+        """An answer begins. Whether something is remembered that it may repeat."""
+        started_s = self._upkeep.start(Work.BEGIN)
+        begun = self._begun(sequence)
+        self._paid(1, self._upkeep.stop(Work.BEGIN, started_s))
+        return begun
+
+    def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
         drafting = sequence.drafting = Drafting()
-        if self._echo is not None and self._echo.resembles(sequence):
-            if sequence.request.session_id:
-                self._num_fruitless = 0
-            self._is_expected = self._may_stake = True
-            self._num_unlooked = 2**MOST_PATIENCE
-            self._ahead.expect()
-        return drafting
+        if self._echo is None or not self._echo.resembles(sequence):
+            return drafting, False
+        if sequence.request.session_id:
+            self._num_fruitless = 0
+        self._is_expected = self._may_stake = True
+        self._num_unlooked = 2**MOST_PATIENCE
+        self._ahead.expect()
+        return drafting, True
 
     def _promises(self, sequences: Ordered[Sequence]) -> bool:
         """Looks at what would be guessed of texts whose last tokens are on their way. Whether it is worth a wait."""
@@ -304,6 +330,24 @@ class Speculator:
             self._may_stake = False
             self.controller.stake(rows)
 
+    def _may_open(self, is_repeating: bool) -> bool:
+        """Whether to look for an answer's first tokens: ever more rarely while that bears no fruit."""
+        patience = 2 ** min(self._num_fruitless_openings // OPENINGS, MOST_PATIENCE) - 1
+        if not is_repeating and self._num_closed < patience:
+            self._num_closed += 1
+            return False
+        self._num_closed = 0
+        self._num_fruitless_openings += 1
+        return True
+
+    def _paid(self, rows: int, elapsed_s: float) -> None:
+        """What guessing took beside looking and checking, while a step was being made or its results taken in. A device
+        that computes meanwhile is not kept waiting by that.
+        """
+        if not self._waits:
+            self._outcome.looking_s += elapsed_s
+            self.controller.spent(rows, elapsed_s)
+
     def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
         """What is best guessed of an answer's first tokens, and how probably each guess stands."""
         if self._native is not None:
@@ -337,6 +381,11 @@ class Speculator:
                 return None
             self._num_unlooked = 0
             self._num_fruitless += 1
+            if self.model is None and not self._waits:
+                offer = controller.offer(rows, self._num_unasked, is_expected=self._is_expected)
+                if offer is not None:
+                    self._num_unasked = 0
+                    return self._look_at_once(self._native, sequences, offer, room)
             is_worth = self._native.look(sequences, controller.needs(rows))
             if self.model is None and not is_worth:
                 return None
@@ -352,8 +401,41 @@ class Speculator:
         drafts = self._choose(sequences, room)
         if is_timed:
             self._choice_s = self._clock() - started_s
-        self._outcome.looking_s = self._choice_s
+        self._outcome.looking_s += self._choice_s
         controller.looked(rows, self._choice_s, found=drafts is not None)
+        return drafts
+
+    def _look_at_once(
+        self, native: NativeSources, sequences: Ordered[Sequence], offer: Offer, room: int
+    ) -> list[Drafts] | None:
+        """The same in one native call, for steps so short that each look weighs."""
+        rows, controller = len(sequences), self.controller
+        started_s = self._upkeep.start(Work.LOOK)
+        total, rate = native.decide(sequences, offer, room)
+        is_asked = total >= 0
+        if is_asked:
+            self._is_expected = False
+            if self._may_stake and native.is_sure(rows):
+                self._may_stake = False
+                controller.stake(rows)
+                offer = controller.offer(rows, 0, is_expected=True) or offer
+                total, rate = native.decide_again(rows, offer, room)
+            while total and native.cut(sequences):
+                total, rate = native.decide_again(rows, offer, room)
+        drafts = None
+        if total > 0:
+            lengths = native.lengths(rows)
+            if self._takes_trees and controller.may_branch(rows):
+                native.allow(sequences)
+                lengths = self._branch(sequences, native.candidates(rows), lengths, room)
+            drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]
+        elapsed_s = self._upkeep.stop(Work.LOOK, started_s)
+        if is_asked and offer.is_open:
+            controller.taken(rows, total, rate)
+            controller.looked(rows, elapsed_s, found=drafts is not None)
+            self._outcome.looking_s += elapsed_s
+        else:
+            self._paid(rows, elapsed_s)
         return drafts
 
     def _passed(self, plan: Plan, elapsed_s: float, waited_s: float) -> None:
@@ -372,11 +454,23 @@ class Speculator:
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
+        if not self.sources or not self._may_remember():
+            return
+        started_s = self._upkeep.start(Work.END)
         if self._native is not None:
             self._native.ended(sequence)
-            return
-        for source in self.sources:
-            source.ended(sequence)
+        else:
+            for source in self.sources:
+                source.ended(sequence)
+        self._paid(1, self._upkeep.stop(Work.END, started_s))
+
+    def _may_remember(self) -> bool:
+        """Whether an answer that ends is remembered: while the account does not bear it, one of several."""
+        if not self.controller.may_remember(1) and self._num_forgotten < MEMORIES - 1:
+            self._num_forgotten += 1
+            return False
+        self._num_forgotten = 0
+        return True
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""

@@ -25,7 +25,7 @@ class Outcome:
     Attributes:
         gained, opened: Guesses that were right, in rows that decode and of answers' first tokens.
         drafting_s: What a model took to guess before it.
-        looking_s: What deciding what to check took.
+        looking_s: What looking took before it, and what ended with it.
     """
 
     gained: int = 0
@@ -41,11 +41,20 @@ class StepReports:
         self._timed_rows = 0
         self._untimed = 0
 
+    def is_known(self, plan: Plan) -> bool:
+        """Whether a step was plain, as the last ones were, so that its time need not be learnt."""
+        rows = len(plan.chunks)
+        if is_plain(plan) and rows == self._timed_rows and self._untimed < UNTIMED:
+            self._untimed += 1
+            return True
+        self._timed_rows, self._untimed = rows if is_plain(plan) else 0, 0
+        return False
+
     def report(self, plan: Plan, outcome: Outcome, elapsed_s: float, to: Lengths) -> bool:
-        """A usual step took so long. Whether at least a third of what it checked was right, but for first tokens."""
+        """A usual step took so long, without looking. Whether at least a third of what it checked was right, but for
+        first tokens.
+        """
         drafting_s, gained = outcome.drafting_s, outcome.gained
-        if drafting_s == 0.0 and self._is_alike(plan):
-            return False
         decoding = [
             chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
         ]
@@ -54,22 +63,12 @@ class StepReports:
             _report_prompts(plan, rows, tokens, outcome, elapsed_s, to)
         if not plan.encodings and rows == len(plan.chunks):
             has_trees = any(chunk.parents is not None for chunk in decoding)
-            taken_s = elapsed_s - drafting_s - outcome.looking_s
-            to.stepped(rows, tokens, gained, taken_s, drafting_s, has_trees=has_trees)
+            to.stepped(rows, tokens, gained, elapsed_s - drafting_s, drafting_s, has_trees=has_trees)
         elif not decoding and plan.chunks and not plan.encodings:
             to.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0 or tokens > rows:
             to.drafted_beside_prompts(rows, tokens, gained, drafting_s)
         return 3 * gained >= tokens - rows > 0
-
-    def _is_alike(self, plan: Plan) -> bool:
-        """Whether a step was plain, as the last ones were, so that its time need not be learnt."""
-        rows = len(plan.chunks)
-        if is_plain(plan) and rows == self._timed_rows and self._untimed < UNTIMED:
-            self._untimed += 1
-            return True
-        self._timed_rows, self._untimed = rows if is_plain(plan) else 0, 0
-        return False
 
 
 def is_plain(plan: Plan) -> bool:

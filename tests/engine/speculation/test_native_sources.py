@@ -346,8 +346,8 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
     native = speculator._native
     assert native is not None
     looks = []
-    look = native.look
-    native.look = lambda *args: looks.append(1) or look(*args)  # type: ignore[func-returns-value, method-assign]
+    decide = native.decide
+    native.decide = lambda *args: looks.append(1) or decide(*args)  # type: ignore[func-returns-value, method-assign]
 
     def looked(asked: Sequence, steps: int) -> int:
         looks.clear()
