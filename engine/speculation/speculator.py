@@ -55,8 +55,10 @@ being right) only before every other one, after twice as many before every fourt
 """
 OPENINGS: Final = 3
 """The same of so many looks for an answer's first tokens, unless it may repeat an earlier one."""
-MEMORIES: Final = 8
-"""While more was lost than may be, one answer of so many is remembered all the same, so that a change is noticed."""
+FOLLOWED: Final = (8, 64)
+"""While more was lost than may be, one answer of so many is followed all the same, so that a change is noticed: after
+each that was in vain one of twice as many.
+"""
 UNTIMED: Final = 7
 """Of plain steps alike so many in a row are not timed, since timing them costs as well."""
 MOSTLY: Final = 0.75
@@ -125,7 +127,9 @@ class Speculator:
         self._num_fruitless = 0  # looks since they bore fruit
         self._num_closed = 0  # the same of first tokens, since they were not looked for
         self._num_fruitless_openings = 0
-        self._num_forgotten = 0  # answers since one was remembered
+        self._num_forgotten = 0  # answers since one was followed
+        self._one_of = FOLLOWED[0]
+        self._rows = 1  # that decoded in the last step
         self._timed_rows = 0
         self._untimed = 0
         self._rest = 0
@@ -171,6 +175,7 @@ class Speculator:
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         repeats = False  # an answer has begun of whose like something is remembered
+        self._rows = len(sequences)
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
@@ -178,10 +183,13 @@ class Speculator:
                 repeats = repeats or is_repeating
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
-        drafts = self._look(sequences, room) if room else None
-        self._looked(found=drafts is not None, repeats=repeats)
-        self._is_idle, self._is_waiting = self._is_waiting and drafts is None, drafts is not None
-        self._num_ahead = -1  # the step that begins now does not run ahead
+        is_followed = any(other.drafting is not None and other.drafting.is_followed for other in sequences)
+        is_followed = is_followed or self._follow_again(sequences)
+        drafts = self._look(sequences, room) if room and is_followed else None
+        if self._waits:
+            self._looked(found=drafts is not None, repeats=repeats)
+            self._is_idle, self._num_ahead = self._is_waiting and drafts is None, -1  # the step does not run ahead
+        self._is_waiting = drafts is not None
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
 
     def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
@@ -197,7 +205,7 @@ class Speculator:
             drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not self._may_open(is_repeating) or not self.controller.may_open(rows):
+        if not drafting.is_followed or not self._may_open(is_repeating) or not self.controller.may_open(rows):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
@@ -287,46 +295,46 @@ class Speculator:
         opened, self._opened = self._opened, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
-        self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
         if self._waits:
+            self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
             self._passed(plan, elapsed_s - looking_s)
         if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
+        if self._waits or plan.room.load.tokens == plan.room.load.rows:
+            self._learn_step(plan, elapsed_s - looking_s, gained, opened, drafting_s)
+            return
         started_s = self._upkeep.start(Work.LEARN)
         self._learn_step(plan, elapsed_s - looking_s, gained, opened, drafting_s)
-        learning_s = self._upkeep.stop(Work.LEARN, started_s)
-        if not self._waits:
-            self.controller.spent(len(plan.chunks), learning_s)
+        self.controller.spent(plan.room.load.rows, self._upkeep.stop(Work.LEARN, started_s))
 
     def _learn_step(self, plan: Plan, elapsed_s: float, gained: int, opened: int, drafting_s: float) -> None:
         """What a step took without looking tells of the machine; so many guesses were right."""
-        decoding = [
-            chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
-        ]
-        tokens = sum(chunk.count for chunk in decoding)
-        if len(decoding) < len(plan.chunks):
-            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s, drafting_s)
-        if 3 * gained >= tokens - len(decoding) > 0:
+        load = plan.room.load
+        rows, tokens = load.rows, load.tokens
+        if rows < len(plan.chunks):
+            self._prompts_stepped(plan, rows, tokens, opened, elapsed_s, drafting_s)
+        if 3 * gained >= tokens - rows > 0:
             self._num_fruitless = 0
             self._next_rest = 1
-        if not plan.encodings and len(decoding) == len(plan.chunks):
-            has_trees = any(chunk.parents is not None for chunk in decoding)
-            taken_s = elapsed_s - drafting_s
-            self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
-        elif not decoding and plan.chunks and not plan.encodings:
+        if not plan.encodings and rows == len(plan.chunks):
+            has_trees = self._takes_trees and any(chunk.parents is not None for chunk in plan.chunks)
+            self.controller.stepped(rows, tokens, gained, elapsed_s - drafting_s, drafting_s, has_trees=has_trees)
+        elif not rows and plan.chunks and not plan.encodings:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
-        elif drafting_s > 0.0 or tokens > len(decoding):
-            self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+        elif drafting_s > 0.0 or tokens > rows:
+            self.controller.drafted_beside_prompts(rows, tokens, gained, drafting_s)
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""
-        started_s = self._upkeep.start(Work.BEGIN)
+        started_s = self._upkeep.start(Work.GREET)
         begun = self._begun(sequence)
-        self._paid(1, self._upkeep.stop(Work.BEGIN, started_s))
+        self._paid(self._rows, self._upkeep.stop(Work.GREET, started_s))
         return begun
 
     def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
-        drafting = sequence.drafting = Drafting()
+        drafting = sequence.drafting = Drafting(is_followed=self._may_follow())
+        if not drafting.is_followed:
+            return drafting, False
         if self._echo is None or not self._echo.resembles(sequence):
             return drafting, False
         if sequence.request.session_id:
@@ -335,10 +343,46 @@ class Speculator:
         self._num_unlooked = LONGEST_REST
         return drafting, True
 
+    def _may_follow(self) -> bool:
+        """Whether to have anything to do with an answer that begins: where steps are short, what its begin and end take
+        may be more than guesses save. So while more was lost than may be, only one of several is followed.
+        """
+        if not self._is_brief:
+            return True
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        if self.controller.may_remember(self._rows):
+            self._num_forgotten, self._one_of = 0, FOLLOWED[0]
+            return True
+        self._num_forgotten += 1
+        if self._num_forgotten < self._one_of:
+            return False
+        self._num_forgotten, self._one_of = 0, min(2 * self._one_of, FOLLOWED[1])
+        return True
+
+    def _follow_again(self, sequences: Ordered[Sequence]) -> bool:
+        """Of answers none of which is followed: whether they shall be."""
+        self._num_unasked += 1
+        if self._num_unasked < LONGEST_REST:
+            return False
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        if not self.controller.may_remember(len(sequences)):
+            return False
+        for sequence in sequences:
+            if sequence.drafting is not None:
+                sequence.drafting.is_followed = True
+        return True
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether steps may be so short that each thing that is done beside them weighs."""
+        return self._native is not None and self.model is None and not self._waits
+
     def _may_open(self, is_repeating: bool) -> bool:
         """Whether to look for an answer's first tokens: ever more rarely while that bears no fruit."""
         patience = 2 ** min(self._num_fruitless_openings // OPENINGS, MOST_PATIENCE) - 1
-        if not is_repeating and self._num_closed < patience:
+        if self._is_brief and not is_repeating and self._num_closed < patience:
             self._num_closed += 1
             return False
         self._num_closed = 0
@@ -395,12 +439,13 @@ class Speculator:
         if self._native is not None:
             self._num_unasked += 1
             patience = 2 ** min(self._num_fruitless // PATIENCE, MOST_PATIENCE) - 1
-            if self._rest and self._num_unlooked < patience:  # without a rest, results were waited for to look
+            is_resting = self._rest > 0 if self._waits else not self._is_waiting
+            if is_resting and self._num_unlooked < patience:  # without a rest, results were waited for to look
                 self._num_unlooked += 1
                 return None
             self._num_unlooked = 0
             self._num_fruitless += 1
-            if self.model is None and not self._waits:
+            if self._is_brief:
                 offer = controller.offer(rows, self._num_unasked, is_expected=self._is_expected)
                 if offer is not None:
                     self._num_unasked = 0
@@ -431,6 +476,12 @@ class Speculator:
     ) -> list[Drafts] | None:
         """The same in one native call, for steps so short that each look weighs."""
         rows, controller = len(sequences), self.controller
+        for sequence in sequences:
+            drafting = sequence.drafting
+            if drafting is not None and drafting.told is None and drafting.is_followed:
+                started_s = self._upkeep.start(Work.BEGIN)
+                native.begin(sequence, drafting)
+                self._paid(rows, self._upkeep.stop(Work.BEGIN, started_s))
         started_s = self._upkeep.start(Work.LOOK)
         total, rate = native.decide(sequences, offer, room)
         is_asked = total >= 0
@@ -452,8 +503,7 @@ class Speculator:
             drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]
         elapsed_s = self._upkeep.stop(Work.LOOK, started_s)
         if is_asked and offer.is_open:
-            controller.taken(rows, total, rate)
-            controller.looked(rows, elapsed_s, found=drafts is not None)
+            controller.answered(rows, total, rate, elapsed_s)
             self._looking_s += elapsed_s
         else:
             self._paid(rows, elapsed_s)
@@ -497,7 +547,7 @@ class Speculator:
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
-        if not self.sources or not self._may_remember():
+        if not self.sources or (sequence.drafting is not None and not sequence.drafting.is_followed):
             return
         started_s = self._upkeep.start(Work.END)
         if self._native is not None:
@@ -505,15 +555,7 @@ class Speculator:
         else:
             for source in self.sources:
                 source.ended(sequence)
-        self._paid(1, self._upkeep.stop(Work.END, started_s))
-
-    def _may_remember(self) -> bool:
-        """Whether an answer that ends is remembered: while the account does not bear it, one of several."""
-        if not self.controller.may_remember(1) and self._num_forgotten < MEMORIES - 1:
-            self._num_forgotten += 1
-            return False
-        self._num_forgotten = 0
-        return True
+        self._paid(self._rows, self._upkeep.stop(Work.END, started_s))
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
