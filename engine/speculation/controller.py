@@ -71,8 +71,10 @@ SHARE: Final = 0.25
 STAKE: Final = 1.0
 STAKE_EVERY: Final = 64
 """So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
-stands still is noticed in the first answer that repeats. Once in so many steps.
+stands still is noticed in the first answer that repeats. Once in so many steps, and in `MOST_STAKE_EVERY` at last where
+that was in vain.
 """
+MOST_STAKE_EVERY: Final = 512
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
 AT_ONCE: Final = 1.25
@@ -133,7 +135,7 @@ class Controller:
         self._looking_s = 0.0
         self._saved = 0.0
         self._unpaid = 0
-        self._unstaked = STAKE_EVERY
+        self._unstaked = self._stake_every = STAKE_EVERY
         self._priced: dict[int, _Prices] = {}
         self._watches: dict[int, _Watch] = {}
 
@@ -157,7 +159,9 @@ class Controller:
     def stake(self, rows: int) -> None:
         """See `Lengths.stake`."""
         prices = self._prices(rows)
-        if prices is not None and self._unstaked >= STAKE_EVERY:
+        if prices is not None and self._unstaked >= self._stake_every:
+            is_lost = self._account.left_s(prices.plain_s) < 0.0
+            self._stake_every = min(2 * self._stake_every, MOST_STAKE_EVERY) if is_lost else STAKE_EVERY
             self._unstaked = 0
             self._account.stake(STAKE, prices.plain_s)
 
@@ -193,11 +197,11 @@ class Controller:
                 offer.credit_s = account.stake_s(plain_s)
         return offer
 
-    def taken(self, rows: int, total: int, rate: float) -> None:
-        """See `Lengths.taken`."""
-        plain_s, watch = self.times.plain_s(rows), self._watches[size_class(rows)]
-        assert plain_s is not None
+    def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
+        """See `Lengths.answered`."""
+        plain_s, watch = self._priced[rows].plain_s, self._watches[size_class(rows)]
         watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
+        self._pay_look(plain_s, rows, looking_s, found=total > 0)
 
     def spent(self, rows: int, elapsed_s: float) -> None:
         """See `Lengths.spent`."""
@@ -207,14 +211,20 @@ class Controller:
 
     def may_remember(self, rows: int) -> bool:
         """See `Lengths.may_remember`."""
-        plain_s = self.times.plain_s(rows) or self.times.plain_s(1)
-        return plain_s is None or self._account.left_s(plain_s) >= 0.0
+        prices = self._prices(rows) or self._prices(1)
+        if prices is None:
+            return True
+        self._pay_in(prices.plain_s)
+        return self._account.left_s(prices.plain_s) >= 0.0
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
-        """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""
+        """See `Lengths.looked`."""
+        self._pay_look(self.times.plain_s(rows), rows, elapsed_s, found=found)
+
+    def _pay_look(self, plain_s: float | None, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Looks in vain are made only as often as steps have saved their time."""
         usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
         self._looking_s += LOOK_LEARNING * (usual_s - self._looking_s)
-        plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return
         self._account.settle(-usual_s, plain_s)

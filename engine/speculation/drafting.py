@@ -73,6 +73,7 @@ class Drafting:
         drafts: Those drafts.
         opens: They were guesses of the answer's first tokens.
         watched: What is left of a proposal of which nothing was checked, and all was right so far; of `watched_kind`.
+        is_followed: Whether anything is guessed of it or remembered.
     """
 
     states: dict[str, object] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class Drafting:
     opens: bool = False
     watched: Ordered[int] = ()
     watched_kind: Kind = Kind.REPLAY
+    is_followed: bool = True
 
     def forget(self) -> None:
         """What was proposed: a step has shown what came of it, or will never."""

@@ -89,13 +89,15 @@ class Lengths(Protocol):
         ...
 
     def offer(self, rows: int, num_steps: int, *, is_expected: bool) -> Offer | None:
-        """`passed`, `may_draft` and what `choose` goes by in one, `num_steps` after it was asked last, for whoever
-        looks and chooses in one. None: those shall be asked.
+        """`passed`, `may_draft` and what `choose` goes by in one, `num_steps` after that was asked last, for one call
+        that looks and chooses. None: those shall be asked.
         """
         ...
 
-    def taken(self, rows: int, total: int, rate: float) -> None:
-        """On the terms of an open offer so many guesses are checked, which promise so many tokens a second."""
+    def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
+        """On the terms of an open offer so many guesses are checked, which promise so many tokens a second. Looking for
+        them took so long, as of `looked`.
+        """
         ...
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
@@ -252,7 +254,7 @@ class Always:
         """See `Lengths.offer`."""
         return None
 
-    def taken(self, rows: int, total: int, rate: float) -> None:
+    def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
         """Nothing is offered."""
 
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:

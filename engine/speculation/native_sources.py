@@ -17,7 +17,7 @@ from engine.extension import opened
 from engine.speculation import acceptance, continuations, echo, habit, ngram
 from engine.speculation.acceptance import Rates
 from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
-from engine.speculation.drafting import Kind, Proposal
+from engine.speculation.drafting import Drafting, Kind, Proposal
 from engine.speculation.echo import Echo
 from engine.speculation.lengths import NO_NEEDS, Candidate, Offer
 
@@ -288,9 +288,10 @@ class NativeSources:
         for index, sequence in enumerate(sequences):
             drafting, grammar = sequence.drafting, sequence.grammar
             assert drafting is not None
-            told = drafting.told
-            if told is None:
-                told = drafting.told = self._begin(sequence)
+            if not drafting.is_followed:
+                self._all[index] = None
+                continue
+            told = drafting.told or self.begin(sequence, drafting)
             if grammar is not None and self._has_grammar:
                 told.said(sequence.output_ids, grammar.forced_tokens())
             else:
@@ -301,9 +302,7 @@ class NativeSources:
         """All guesses of a sequence's first tokens, at most `limit` in a row, and how probably each is right."""
         drafting = sequence.drafting
         assert drafting is not None
-        if drafting.told is None:
-            drafting.told = self._begin(sequence)
-        asked = drafting.told.asked
+        asked = (drafting.told or self.begin(sequence, drafting)).asked
         asked.limit = limit
         self.look((sequence,), NO_NEEDS)
         asked.limit = self._max_drafts
@@ -376,7 +375,8 @@ class NativeSources:
         if self._echo is not None:
             self._echo.ended(sequence)
 
-    def _begin(self, sequence: Sequence) -> Told:
+    def begin(self, sequence: Sequence, drafting: Drafting) -> Told:
+        """Tell the sources of a sequence's prompt and of what it may repeat, before anything is asked of it."""
         prompt, keys = sequence.prompt_ids, sequence.prompt_keys
         earlier, at, is_firm = ([], 0, False) if self._echo is None else self._echo.earlier(sequence)
         known = array("i", earlier)
@@ -384,7 +384,8 @@ class NativeSources:
         begun = self._library.beholder_guesses_begin(
             self._at, *address, len(prompt), known.buffer_info()[0], len(known), at, is_firm
         )
-        return Told(self._library, begun, sequence.max_tokens, self._max_drafts)
+        drafting.told = told = Told(self._library, begun, sequence.max_tokens, self._max_drafts)
+        return told
 
     def _allow(self, sequence: Sequence, found: Found) -> None:
         """Cut what a grammar does not let through out of the best proposal, which then may be another."""

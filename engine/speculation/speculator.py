@@ -48,8 +48,12 @@ being right) only before every other one, after twice as many before every fourt
 """
 OPENINGS: Final = 3
 """The same of so many looks for an answer's first tokens, unless it may repeat an earlier one."""
-MEMORIES: Final = 8
-"""While more was lost than may be, one answer of so many is remembered all the same, so that a change is noticed."""
+FOLLOWED: Final = (8, 64)
+"""While more was lost than may be, one answer of so many is followed all the same, so that a change is noticed: after
+each that was in vain one of twice as many.
+"""
+AGAIN: Final = 64
+"""Where none of the answers is followed, it is asked after so many steps whether they shall be."""
 
 
 class Speculator:
@@ -107,7 +111,9 @@ class Speculator:
         self._num_fruitless = 0  # looks since they bore fruit
         self._num_closed = 0  # the same of first tokens, since they were not looked for
         self._num_fruitless_openings = 0
-        self._num_forgotten = 0  # answers since one was remembered
+        self._num_forgotten = 0  # answers since one was followed
+        self._one_of = FOLLOWED[0]
+        self._rows = 1  # that decoded in the last step
         self._num_ahead = -1  # steps whose results came since drafts were looked for
         self._is_due = False  # they were waited for because of what was promised
         self._is_waiting = False  # for results before the next step, because of guesses
@@ -154,8 +160,11 @@ class Speculator:
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
+        self._rows = len(sequences)
         self._begin_all(sequences)
-        drafts = self._look(sequences, room) if room else None
+        is_followed = any(other.drafting is not None and other.drafting.is_followed for other in sequences)
+        is_followed = is_followed or self._follow_again(sequences)
+        drafts = self._look(sequences, room) if room and is_followed else None
         if self._is_due:
             self._is_due = False
             self._ahead.waited(found=drafts is not None)
@@ -176,7 +185,7 @@ class Speculator:
             drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not self._may_open(is_repeating) or not self.controller.may_open(rows):
+        if not drafting.is_followed or not self._may_open(is_repeating) or not self.controller.may_open(rows):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
@@ -262,12 +271,13 @@ class Speculator:
         self._passed(plan, elapsed_s, waited_s)
         if not is_usual or (outcome.drafting_s == 0.0 and self._reports.is_known(plan)):
             return
-        started_s = self._upkeep.start(Work.LEARN)
+        load = plan.room.load
+        is_paid = not self._waits and load.tokens > load.rows
+        started_s = self._upkeep.start(Work.LEARN) if is_paid else None
         if self._reports.report(plan, outcome, elapsed_s, self.controller):
             self._num_fruitless = 0
-        learning_s = self._upkeep.stop(Work.LEARN, started_s)
-        if not self._waits:
-            self.controller.spent(len(plan.chunks), learning_s)
+        if is_paid:
+            self.controller.spent(load.rows, self._upkeep.stop(Work.LEARN, started_s))
 
     def _begin_all(self, sequences: Ordered[Sequence]) -> None:
         """They will be looked at."""
@@ -280,13 +290,15 @@ class Speculator:
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""
-        started_s = self._upkeep.start(Work.BEGIN)
+        started_s = self._upkeep.start(Work.GREET)
         begun = self._begun(sequence)
-        self._paid(1, self._upkeep.stop(Work.BEGIN, started_s))
+        self._paid(self._rows, self._upkeep.stop(Work.GREET, started_s))
         return begun
 
     def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
-        drafting = sequence.drafting = Drafting()
+        drafting = sequence.drafting = Drafting(is_followed=self._may_follow())
+        if not drafting.is_followed:
+            return drafting, False
         if self._echo is None or not self._echo.resembles(sequence):
             return drafting, False
         if sequence.request.session_id:
@@ -330,10 +342,46 @@ class Speculator:
             self._may_stake = False
             self.controller.stake(rows)
 
+    def _may_follow(self) -> bool:
+        """Whether to have anything to do with an answer that begins: where steps are short, what its begin and end take
+        may be more than guesses save. So while more was lost than may be, only one of several is followed.
+        """
+        if not self._is_brief:
+            return True
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        if self.controller.may_remember(self._rows):
+            self._num_forgotten, self._one_of = 0, FOLLOWED[0]
+            return True
+        self._num_forgotten += 1
+        if self._num_forgotten < self._one_of:
+            return False
+        self._num_forgotten, self._one_of = 0, min(2 * self._one_of, FOLLOWED[1])
+        return True
+
+    def _follow_again(self, sequences: Ordered[Sequence]) -> bool:
+        """Of answers none of which is followed: whether they shall be."""
+        self._num_unasked += 1
+        if self._num_unasked < AGAIN:
+            return False
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        if not self.controller.may_remember(len(sequences)):
+            return False
+        for sequence in sequences:
+            if sequence.drafting is not None:
+                sequence.drafting.is_followed = True
+        return True
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether steps may be so short that each thing that is done beside them weighs."""
+        return self._native is not None and self.model is None and not self._waits
+
     def _may_open(self, is_repeating: bool) -> bool:
         """Whether to look for an answer's first tokens: ever more rarely while that bears no fruit."""
         patience = 2 ** min(self._num_fruitless_openings // OPENINGS, MOST_PATIENCE) - 1
-        if not is_repeating and self._num_closed < patience:
+        if self._is_brief and not is_repeating and self._num_closed < patience:
             self._num_closed += 1
             return False
         self._num_closed = 0
@@ -381,7 +429,7 @@ class Speculator:
                 return None
             self._num_unlooked = 0
             self._num_fruitless += 1
-            if self.model is None and not self._waits:
+            if self._is_brief:
                 offer = controller.offer(rows, self._num_unasked, is_expected=self._is_expected)
                 if offer is not None:
                     self._num_unasked = 0
@@ -410,6 +458,12 @@ class Speculator:
     ) -> list[Drafts] | None:
         """The same in one native call, for steps so short that each look weighs."""
         rows, controller = len(sequences), self.controller
+        for sequence in sequences:
+            drafting = sequence.drafting
+            if drafting is not None and drafting.told is None and drafting.is_followed:
+                started_s = self._upkeep.start(Work.BEGIN)
+                native.begin(sequence, drafting)
+                self._paid(rows, self._upkeep.stop(Work.BEGIN, started_s))
         started_s = self._upkeep.start(Work.LOOK)
         total, rate = native.decide(sequences, offer, room)
         is_asked = total >= 0
@@ -431,8 +485,7 @@ class Speculator:
             drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]
         elapsed_s = self._upkeep.stop(Work.LOOK, started_s)
         if is_asked and offer.is_open:
-            controller.taken(rows, total, rate)
-            controller.looked(rows, elapsed_s, found=drafts is not None)
+            controller.answered(rows, total, rate, elapsed_s)
             self._outcome.looking_s += elapsed_s
         else:
             self._paid(rows, elapsed_s)
@@ -454,7 +507,7 @@ class Speculator:
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
-        if not self.sources or not self._may_remember():
+        if not self.sources or (sequence.drafting is not None and not sequence.drafting.is_followed):
             return
         started_s = self._upkeep.start(Work.END)
         if self._native is not None:
@@ -462,15 +515,7 @@ class Speculator:
         else:
             for source in self.sources:
                 source.ended(sequence)
-        self._paid(1, self._upkeep.stop(Work.END, started_s))
-
-    def _may_remember(self) -> bool:
-        """Whether an answer that ends is remembered: while the account does not bear it, one of several."""
-        if not self.controller.may_remember(1) and self._num_forgotten < MEMORIES - 1:
-            self._num_forgotten += 1
-            return False
-        self._num_forgotten = 0
-        return True
+        self._paid(self._rows, self._upkeep.stop(Work.END, started_s))
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""

@@ -55,16 +55,13 @@ class StepReports:
         first tokens.
         """
         drafting_s, gained = outcome.drafting_s, outcome.gained
-        decoding = [
-            chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
-        ]
-        rows, tokens = len(decoding), sum(chunk.count for chunk in decoding)
+        rows, tokens = plan.room.load.rows, plan.room.load.tokens
         if rows < len(plan.chunks):
             _report_prompts(plan, rows, tokens, outcome, elapsed_s, to)
         if not plan.encodings and rows == len(plan.chunks):
-            has_trees = any(chunk.parents is not None for chunk in decoding)
+            has_trees = tokens > rows and any(chunk.parents is not None for chunk in plan.chunks)
             to.stepped(rows, tokens, gained, elapsed_s - drafting_s, drafting_s, has_trees=has_trees)
-        elif not decoding and plan.chunks and not plan.encodings:
+        elif not rows and plan.chunks and not plan.encodings:
             to.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
         elif drafting_s > 0.0 or tokens > rows:
             to.drafted_beside_prompts(rows, tokens, gained, drafting_s)

@@ -101,7 +101,10 @@ def speculators(seed: int) -> list[Speculator]:
 def begin(speculator: Speculator, running: Ordered[Sequence], said: Ordered[int], right: float, seed: int) -> Any:
     """The step behind which each sequence says the first of its tokens."""
     chance = random.Random(seed)
-    guessed = [speculator.open(asked, len(running), 5, 40) for asked in running]
+    guessed = []
+    for asked in running:
+        speculator._num_fruitless_openings = 0  # never at rest
+        guessed.append(speculator.open(asked, len(running), 5, 40))
     for asked, own, token_id in zip(running, guessed, said, strict=True):
         num_right = next((index for index in range(len(own)) if chance.random() >= right), len(own))
         others = range(VOCAB) if num_right == len(own) else [other for other in range(VOCAB) if other != own[num_right]]

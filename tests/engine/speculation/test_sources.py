@@ -303,7 +303,7 @@ def test_looking_is_no_part_of_what_steps_take() -> None:
         started_s = clock[0]
         speculator.propose([asked], 100)
         clock[0] += 1e-3
-        plan = Plan(0, Room(None, Load()), [Chunk(asked, length, 1, True)])
+        plan = Plan(0, Room(None, Load(1, 1)), [Chunk(asked, length, 1, True)])
         speculator.stepped(plan, clock[0] - started_s)
     assert controller.times.plain_s(1) == pytest.approx(1e-3)
 
