@@ -62,16 +62,16 @@ def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 
 
 @triton.jit
-def _layer_norm(x, into, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row. into += x where ADD, and what is normalised is `into`."""
+def _layer_norm(x, into, total, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. total = x + into where ADD, and what is normalised is `total`."""
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(into.dtype.element_ty)
-        tl.store(into + row + columns, rounded, mask=inside)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
     mean = tl.sum(value, 0) / width
     centred = tl.where(inside, value - mean, 0.0)
@@ -82,63 +82,82 @@ def _layer_norm(x, into, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, into: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    *,
+    into: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Norm of x (…, width), or of x + into, which `into` then is."""
+    """Norm of x (…, width), or of x + into, which `into` then is. With `out`, two dense tensors of x's shape, the first
+    becomes the sum instead, the second its norm.
+    """
     x = x.contiguous()
     width = x.shape[-1]
-    out = torch.empty_like(x)
+    total, normed = (into, torch.empty_like(x)) if out is None else out
     block = power_of_two(width)
     _layer_norm[(x.numel() // width,)](
         x,
         x if into is None else into,
+        x if total is None else total,
         weight,
         bias,
-        out,
+        normed,
         width,
         eps,
         ADD=into is not None,
         BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
     )
-    return out
+    return normed
 
 
 @triton.jit
-def _rms_norm(x, into, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row. into += x where ADD, and what is normalised is `into`."""
+def _rms_norm(x, into, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. total = x + into where ADD, and what is normalised is `total`."""
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(into.dtype.element_ty)
-        tl.store(into + row + columns, rounded, mask=inside)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, into: torch.Tensor | None = None) -> torch.Tensor:
-    """Norm of x (…, width), or of x + into, which `into` then is."""
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    into: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Norm of x (…, width), or of x + into, which `into` then is. With `out`, two dense tensors of x's shape, the first
+    becomes the sum instead, the second its norm.
+    """
     x = x.contiguous()
     width = x.shape[-1]
-    out = torch.empty_like(x)
+    total, normed = (into, torch.empty_like(x)) if out is None else out
     block = power_of_two(width)
     _rms_norm[(x.numel() // width,)](
         x,
         x if into is None else into,
+        x if total is None else total,
         weight,
-        out,
+        normed,
         width,
         eps,
         ADD=into is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
     )
-    return out
+    return normed
 
 
 @triton.jit
