@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_modules import AttentionModules
-from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, part_keys
+from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, drafts_attention, part_keys
 from engine.gpu.ops import gather_slots
+from engine.gpu.step_sizes import most_checked
+from engine.gpu.tree_parts import tree_parts
 
 ENOUGH_TILES: Final = 96
 """So many blocks of 128 queries, by key head, keep the device busy without splitting their keys."""
@@ -194,37 +196,45 @@ class FlashInferAttention:
         self.decoding = DecodeAttention(pool, slot_table, num_heads, most_rows=slot_table.shape[0])
         self._workspace = Workspace(device)
 
+    @cached_property
+    def drafting(self) -> DecodeAttention:
+        """Attention of rows with drafts. It has memory of its own, which nobody needs who never drafts."""
+        most = most_checked(self.slot_table.shape[0] - 1)
+        return drafts_attention(self.pool, self.slot_table, self.num_heads, most)
+
     def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:
-        """See `AttentionBackend.plan`."""
+        """See `AttentionBackend.plan`; trees of drafts come last."""
         new = np.array([segment.length for segment in segments], np.int32)
         total = np.array([segment.start for segment in segments], np.int32) + new
         ones = int((new == 1).cumprod().sum())  # rows in front that decode
-        lengths = Lengths.of(new[ones:], total[ones:])
+        stop = next((index for index, segment in enumerate(segments) if segment.parents is not None), len(segments))
+        lengths = Lengths.of(new[ones:stop], total[ones:stop])
         cuts = part_keys(total[:ones], self.num_kv_heads) if ones else total[:0]
         packed = np.concatenate(
-            ([segment.table_row for segment in segments], total[:ones] - 1, cuts, lengths.query, lengths.keys)
+            ([segment.table_row for segment in segments], new, total[:ones] - 1, cuts, lengths.query, lengths.keys)
         )
         on_device = torch.from_numpy(packed.astype(np.int32)).pin_memory().to(self.pool.device, non_blocking=True)
-        sizes = [len(segments), ones, ones, len(lengths.query), len(lengths.keys)]
-        table_rows, last, decode_cuts, query, keys = torch.split(on_device, sizes)
+        sizes = [len(segments), len(segments), ones, ones, len(lengths.query), len(lengths.keys)]
+        table_rows, counts, last, decode_cuts, query, keys = torch.split(on_device, sizes)
         token_rows = table_rows
         if len(positions) > len(segments):
-            counts = torch.cat((torch.ones_like(last), query.diff()))
             token_rows = table_rows.repeat_interleave(counts, output_size=len(positions))
         slots = self.slot_table[token_rows, positions]
         parts: list[Part] = []
         if ones:
             rows = DecodeRows(table_rows[:ones], last, decode_cuts)
             parts.append(DecodePart(0, ones, self.decoding, rows))
-        if ones < len(segments):
+        count = int(lengths.query[-1])
+        if count:
             indices = torch.empty(int(lengths.keys[-1]), dtype=torch.int32, device=self.pool.device)
-            gather_slots(self.slot_table, table_rows[ones:], keys, indices)
-            count = len(positions) - ones
+            gather_slots(self.slot_table, table_rows[ones:stop], keys, indices)
             reader = self.reader(count, splits=self.splits(lengths, count))
-            if reader == "hopper" and count < FEW_TOKENS * (len(segments) - ones):
+            if reader == "hopper" and count < FEW_TOKENS * (stop - ones):
                 reader = "whole" if self.is_whole(count) else "split"
             info = self.schedule(lengths, self._workspace, reader)
             parts.append(PartPlan(self, ones, count, self._workspace, info, query, keys, indices, reader))
+        if stop < len(segments):
+            parts += tree_parts(segments[stop:], ones + count, self.drafting)
         return StepPlan(self.pool, slots, parts)
 
     def reader(self, tokens: int, *, splits: bool) -> Reader:
