@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from engine.gpu import kernels
 from preprocess.blocks.fusion import power_of_two
+
+_FEW_HEADS: Final = 1024
+"""So few heads of all tokens have a program each, for latency: of 8B's 64 tokens they take 3.4 µs, of 112 tokens eight
+at a time 2.4.
+"""
 
 
 def rotate_and_write(
@@ -39,7 +45,7 @@ def rotate_and_write(
     heads = total - 2 * num_kv_heads
     in_parts = qkv.dim() == 4
     queries = qkv.new_empty((tokens, heads, dim), dtype=pool.dtype) if in_parts else qkv[:, :heads]
-    group = 1 if tokens <= 64 else 8  # few tokens: a program a head, for latency
+    group = 1 if tokens * total <= _FEW_HEADS else 8
     kernels.rotate_and_write[(tokens, -(-total // group))](
         qkv,
         queries,
