@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.attention.backend import Segment
 from engine.attention.torch_backend import TorchAttention
@@ -21,7 +22,8 @@ from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Pools, Told
 from engine.speculation.tree import offsets
 from engine.start_times import Lap, no_lap
-from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
+from preprocess.blocks.norm import Pair
+from preprocess.vision.slices import EncoderState, SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
@@ -45,6 +47,12 @@ class VisionEncoder(SlicedEncoder, Protocol):
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """uint8 (tiles or frames, height, width, 3) → vision tokens (num_tokens, hidden * (1 + num_taps)) of each."""
+        ...
+
+    def run(self, state: EncoderState, num_layers: int, out: Pair | None = None) -> bool:
+        """See `SlicedEncoder.run`. With `out` what comes out and the norm of it that comes next are written there, and
+        what they were made of is not changed: so the same layers may run again.
+        """
         ...
 
 
@@ -225,7 +233,8 @@ class TorchRunner:
         `positions` of the table.
         """
         if any(row.parents is not None for row in rows):
-            positions = torch.tensor([position for row in rows for position in _positions(row)], device=self.device)
+            in_text = np.concatenate([text_positions(row) for row in rows])
+            positions = torch.from_numpy(in_text).to(self.device)
         if self.model.config.rope.sections is None:
             return positions
         if all(row.positions is None for row in rows):
@@ -237,8 +246,7 @@ class TorchRunner:
         for row in rows:
             own = row.positions
             if own is None:
-                in_text = np.array(_positions(row), dtype=np.int32) + row.position_delta
-                own = np.broadcast_to(in_text, (3, len(in_text)))
+                own = np.broadcast_to(text_positions(row) + row.position_delta, (3, len(row.token_ids)))
             parts.append(own)
         return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.int64)).to(self.device)
 
@@ -259,11 +267,11 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def _positions(row: Row) -> Sequence[int]:
-    """Where in the text each of a row's tokens stands: drafts of a tree stand beside each other."""
+def text_positions(row: Row) -> NDArray[np.int64]:
+    """Where in the text each of a row's tokens stands, (tokens,): drafts of a tree stand beside each other."""
     if row.parents is None:
-        return range(row.start, row.start + len(row.token_ids))
-    return [row.start + offset for offset in offsets(row.parents, len(row.token_ids))]
+        return np.arange(row.start, row.start + len(row.token_ids))
+    return row.start + np.array(offsets(row.parents, len(row.token_ids)))
 
 
 def _layout_key(row: Row) -> tuple[int, int]:

@@ -1,10 +1,11 @@
 """Attention with FlashInfer's paged kernels on NVIDIA GPUs (Ye et al. 2025, arXiv:2501.01005), page size 1.
 
-One compiled kernel, the batched prefill with tensor cores, does chunks of any lengths in one batch; large ones take a
-faster one where the device has it: 93 instead of 172 µs for 2,048 tokens on an H200. Decode rows have a kernel of ours
-(`engine.gpu.decode_attention`). A step is planned once, on the host; every layer then runs by that plan. The modules
-are called directly, since the library's wrappers copy buffers at every plan that we keep in place, and would plan a
-captured step by the size they were made with.
+One compiled kernel, the batched prefill with tensor cores, does chunks of any lengths in one batch, and splits the keys
+of few tokens over more blocks. A faster one, where the device has it, does all whose keys need no splitting: 2,048
+tokens in 93 instead of 172 µs of an H200. Decode rows have a kernel of ours (`engine.gpu.decode_attention`). A step is
+planned once, on the host; every layer then runs by that plan. The modules are called directly, since the library's
+wrappers copy buffers at every plan that we keep in place, and would plan a captured step by the size they were made
+with.
 
     plan       host: lengths ─▶ tiles and splits ─▶ pinned ─▶ device workspace (behind everything in flight)
     captured   the same, but grids are padded to what the step's size may ever need, so that a graph can be replayed
@@ -19,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -27,14 +28,30 @@ from numpy.typing import NDArray
 
 from engine.attention.backend import Segment
 from engine.attention.flashinfer_modules import AttentionModules
-from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, part_keys
+from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, drafts_attention, part_keys
 from engine.gpu.ops import gather_slots
+from engine.gpu.step_sizes import most_checked
+from engine.gpu.tree_parts import tree_parts
 
 ENOUGH_TILES: Final = 96
 """So many blocks of 128 queries, by key head, keep the device busy without splitting their keys."""
 
-FEW_TOKENS: Final = 64
-"""The Hopper kernel has tiles of 128 tokens of one head: with fewer a row than this, most of them would be padding."""
+MANY_KEYS: Final = 2048
+"""So many a block of the Hopper kernel may read however few the tokens are. A thousand take it 12 µs of an H200; the
+other kernel takes 13 for its parts and 7 to 20 to put them together.
+"""
+
+TILE: Final = 128
+"""Tokens of one head that a block of the Hopper kernel takes."""
+
+FEW_TOKENS: Final = TILE // 2
+"""With fewer a row than this, most of such tiles would be padding."""
+
+BLOCKS: Final = 128
+"""So many run at once, about."""
+
+Reader = Literal["split", "whole", "hopper"]
+"""Who reads chunks: the one kernel with keys split or not, or the Hopper kernel, which cannot split them."""
 
 _FLOAT_BYTES: Final = 384 << 20
 _INT_BYTES: Final = 8 << 20
@@ -100,7 +117,7 @@ class Part(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class PartPlan:
     """A part that FlashInfer reads. int32 on the device: offsets of each row's new tokens and of its keys, and the
-    slots of all keys, row by row. `hopper`: which kernel it was planned for.
+    slots of all keys, row by row. `reader`: whom it was planned for.
     """
 
     backend: FlashInferAttention
@@ -111,7 +128,7 @@ class PartPlan:
     queries: torch.Tensor
     keys: torch.Tensor
     slots: torch.Tensor
-    hopper: bool = False
+    reader: Reader
 
     def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
         """See `Part.read`."""
@@ -179,42 +196,66 @@ class FlashInferAttention:
         self.decoding = DecodeAttention(pool, slot_table, num_heads, most_rows=slot_table.shape[0])
         self._workspace = Workspace(device)
 
+    @cached_property
+    def drafting(self) -> DecodeAttention:
+        """Attention of rows with drafts. It has memory of its own, which nobody needs who never drafts."""
+        most = most_checked(self.slot_table.shape[0] - 1)
+        return drafts_attention(self.pool, self.slot_table, self.num_heads, most)
+
     def plan(self, segments: Sequence[Segment], positions: torch.Tensor) -> StepPlan:
-        """See `AttentionBackend.plan`."""
+        """See `AttentionBackend.plan`; trees of drafts come last."""
         new = np.array([segment.length for segment in segments], np.int32)
         total = np.array([segment.start for segment in segments], np.int32) + new
         ones = int((new == 1).cumprod().sum())  # rows in front that decode
-        lengths = Lengths.of(new[ones:], total[ones:])
+        stop = next((index for index, segment in enumerate(segments) if segment.parents is not None), len(segments))
+        lengths = Lengths.of(new[ones:stop], total[ones:stop])
         cuts = part_keys(total[:ones], self.num_kv_heads) if ones else total[:0]
         packed = np.concatenate(
-            ([segment.table_row for segment in segments], total[:ones] - 1, cuts, lengths.query, lengths.keys)
+            ([segment.table_row for segment in segments], new, total[:ones] - 1, cuts, lengths.query, lengths.keys)
         )
         on_device = torch.from_numpy(packed.astype(np.int32)).pin_memory().to(self.pool.device, non_blocking=True)
-        sizes = [len(segments), ones, ones, len(lengths.query), len(lengths.keys)]
-        table_rows, last, decode_cuts, query, keys = torch.split(on_device, sizes)
+        sizes = [len(segments), len(segments), ones, ones, len(lengths.query), len(lengths.keys)]
+        table_rows, counts, last, decode_cuts, query, keys = torch.split(on_device, sizes)
         token_rows = table_rows
         if len(positions) > len(segments):
-            counts = torch.cat((torch.ones_like(last), query.diff()))
             token_rows = table_rows.repeat_interleave(counts, output_size=len(positions))
         slots = self.slot_table[token_rows, positions]
         parts: list[Part] = []
         if ones:
             rows = DecodeRows(table_rows[:ones], last, decode_cuts)
             parts.append(DecodePart(0, ones, self.decoding, rows))
-        if ones < len(segments):
+        count = int(lengths.query[-1])
+        if count:
             indices = torch.empty(int(lengths.keys[-1]), dtype=torch.int32, device=self.pool.device)
-            gather_slots(self.slot_table, table_rows[ones:], keys, indices)
-            count = len(positions) - ones
-            hopper = count >= FEW_TOKENS * (len(segments) - ones) and self.prefers_hopper(count)
-            info = self.schedule(lengths, self._workspace, hopper=hopper)
-            parts.append(PartPlan(self, ones, count, self._workspace, info, query, keys, indices, hopper))
+            gather_slots(self.slot_table, table_rows[ones:stop], keys, indices)
+            reader = self.reader(count, splits=self.splits(lengths, count))
+            if reader == "hopper" and count < FEW_TOKENS * (stop - ones):
+                reader = "whole" if self.is_whole(count) else "split"
+            info = self.schedule(lengths, self._workspace, reader)
+            parts.append(PartPlan(self, ones, count, self._workspace, info, query, keys, indices, reader))
+        if stop < len(segments):
+            parts += tree_parts(segments[stop:], ones + count, self.drafting)
         return StepPlan(self.pool, slots, parts)
 
-    def prefers_hopper(self, tokens: int) -> bool:
-        """Whether a part of so many tokens runs through the Hopper kernel: it is there, and busy without splits, which
-        it cannot make.
+    def reader(self, tokens: int, *, splits: bool) -> Reader:
+        """Who reads chunks of so many tokens, as things are now; `splits`: see there."""
+        if self.modules.hopper is not None and not splits:
+            return "hopper"
+        return "whole" if self.is_whole(tokens) else "split"
+
+    def splits(self, lengths: Lengths, tokens: int) -> bool:
+        """Whether the keys of such rows, in a step of so many tokens, are worth splitting: the tokens are few and some
+        keys many.
         """
-        return self._is_whole(tokens) and self.modules.hopper is not None
+        if self.is_whole(tokens):
+            return False
+        tiles = int((-(-np.diff(lengths.query) // TILE)).sum()) * self.num_heads
+        return -(-tiles // BLOCKS) * int(np.diff(lengths.keys).max()) > MANY_KEYS
+
+    def is_whole(self, tokens: int) -> bool:
+        """Whether so many tokens keep the device busy without splitting their keys, whatever they are."""
+        blocks = -(-tokens * (self.num_heads // self.num_kv_heads) // TILE) * self.num_kv_heads
+        return blocks >= ENOUGH_TILES
 
     def run(self, layer: int, part: PartPlan, query: torch.Tensor, out: torch.Tensor) -> None:
         """One layer's attention of a part, (tokens, heads, dim) each."""
@@ -237,7 +278,7 @@ class FlashInferAttention:
             -1,  # no window
             False,  # no programmatic dependent launch
         )
-        if part.hopper:
+        if part.reader == "hopper":
             module: Any = self.modules.hopper
             module.paged_run(
                 *arguments,
@@ -258,13 +299,12 @@ class FlashInferAttention:
                 0,
             )
 
-    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, hopper: bool = False) -> Any:
+    def schedule(self, lengths: Lengths, workspace: Workspace, reader: Reader, *, padded_tokens: int = 0) -> Any:
         """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
         key_lengths = np.diff(lengths.keys)
         tokens = padded_tokens or int(lengths.query[-1])
-        is_whole = self._is_whole(tokens)
         pinned = workspace.take()
-        if is_whole and padded_tokens and not hopper:
+        if reader == "whole" and padded_tokens:
             # Without splits nobody tells the tiles that padding adds to stop: they do tile 0 again.
             pinned[:_PLAN_BYTES].zero_()
         arguments = (
@@ -285,19 +325,13 @@ class FlashInferAttention:
             True,
             -1,
         )
-        if hopper:
+        if reader == "hopper":
             module: Any = self.modules.hopper
             info = module.plan(*arguments)
         else:
-            # Splitting keys costs a pass that puts results together again.
-            info = self.modules.tiled.plan(*arguments, -1, is_whole, 0, 0)
+            info = self.modules.tiled.plan(*arguments, -1, reader == "whole", 0, 0)
         workspace.planned()
         return info
-
-    def _is_whole(self, tokens: int) -> bool:
-        """Whether so many tokens keep the device busy without splitting their keys."""
-        blocks = -(-tokens * (self.num_heads // self.num_kv_heads) // 128) * self.num_kv_heads
-        return blocks >= ENOUGH_TILES
 
 
 def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.gpu import decode_kernels
+from engine.gpu.step_sizes import WIDTHS
 from preprocess.blocks.fusion import power_of_two
 
 BLOCK_KEYS: Final = 64
@@ -67,13 +68,18 @@ class DecodeRows:
     """Rows of `queries` tokens each, the last ones of their sequences, on the device.
 
     int32 (rows * queries,): each token's row of the slot table and its position; (rows,): keys of a part, by
-    `part_keys` of the rows' lengths. A token sees what is at its position and before. Tokens that fill a row up stand
-    before its own, at any positions of it; nobody looks at their results.
+    `part_keys` of the rows' lengths. Tokens that fill a row up stand before its own, at any positions of it; nobody
+    looks at their results.
+
+    `seen`, int32 (rows * queries,): 32 bits of what each token sees. Bit 31 is the position of the row's last token,
+    each bit below it the position before, and bit 0 all that are farther away, too. So chains and trees of drafts are
+    read alike: `engine.gpu.filled_rows` makes the bits of both. None: rows are tokens that see all there is.
     """
 
     table_rows: torch.Tensor
     positions: torch.Tensor
     part_keys: torch.Tensor
+    seen: torch.Tensor | None = None
     queries: int = 1
 
 
@@ -87,6 +93,11 @@ class DecodeAttention:
         most_rows: Of a step.
         most_queries: Tokens of a row.
         most_tokens: Of a step, where that is fewer than all rows with as many tokens as one may have.
+
+    Attributes:
+        num_kv_heads: Key heads.
+        most_queries: As given.
+        device: Of the pool.
     """
 
     def __init__(
@@ -101,8 +112,10 @@ class DecodeAttention:
     ) -> None:
         self._layers = pool.unbind(0)
         self._table = table
-        self._num_kv_heads, self._head_dim = pool.shape[3:]
-        self._group = num_heads // self._num_kv_heads
+        self.num_kv_heads, self._head_dim = pool.shape[3:]
+        self.most_queries = most_queries
+        self.device = pool.device
+        self._group = num_heads // self.num_kv_heads
         self._scale = math.log2(math.e) / math.sqrt(self._head_dim)
         tokens = most_rows * most_queries if most_tokens is None else most_tokens
         cells = max(
@@ -110,24 +123,26 @@ class DecodeAttention:
         )
         self._part_outs = torch.empty((cells, self._head_dim), dtype=torch.float32, device=pool.device)
         self._part_sums = torch.empty(cells, dtype=torch.float32, device=pool.device)
-        self._finished = torch.zeros(most_rows * self._num_kv_heads, dtype=torch.int32, device=pool.device)
+        self._finished = torch.zeros(most_rows * self.num_kv_heads, dtype=torch.int32, device=pool.device)
 
     def _num_cells(self, rows: int, queries: int) -> int:
         """Places of what parts of a step leave: one for each query head of a token."""
-        parts = rows * num_parts(rows, self._num_kv_heads)
-        return parts * self._num_kv_heads * power_of_two(self._group * queries)
+        parts = rows * num_parts(rows, self.num_kv_heads)
+        return parts * self.num_kv_heads * power_of_two(self._group * queries)
 
     def read(self, layer: int, rows: DecodeRows, query: torch.Tensor, out: torch.Tensor) -> None:
         """One layer's attention, (rows * queries, heads, head_dim) each; the rows' own keys are in the pool."""
         count = len(rows.part_keys)
+        assert rows.queries == 1 or rows.seen is not None
         filled = power_of_two(self._group * rows.queries)
-        decode_kernels.attend[(self._num_kv_heads, count, num_parts(count, self._num_kv_heads))](
+        decode_kernels.attend[(self.num_kv_heads, count, num_parts(count, self.num_kv_heads))](
             query,
             self._layers[layer],
             self._table,
             rows.table_rows,
             rows.positions,
             rows.part_keys,
+            rows.seen,
             out,
             self._part_outs,
             self._part_sums,
@@ -135,7 +150,7 @@ class DecodeAttention:
             query.stride(0),
             self._table.stride(0),
             self._scale,
-            KV_HEADS=self._num_kv_heads,
+            KV_HEADS=self.num_kv_heads,
             GROUP=self._group,
             QUERIES=rows.queries,
             TILE=max(_LEAST_TILE, filled),
@@ -146,6 +161,19 @@ class DecodeAttention:
             num_warps=8 if 2 * filled * self._head_dim > _MOST_VALUES else 4,
             num_stages=_STAGES,
         )
+
+
+def drafts_attention(pool: torch.Tensor, table: torch.Tensor, num_heads: int, most_tokens: int) -> DecodeAttention:
+    """For rows with drafts, of any width: `most_tokens` of a step. Arguments otherwise as `DecodeAttention`'s."""
+    queries = most_queries(num_heads, pool.shape[3], pool.shape[4])
+    return DecodeAttention(
+        pool,
+        table,
+        num_heads,
+        most_rows=most_tokens // min(WIDTHS[0], queries),
+        most_queries=min(WIDTHS[-1], queries),
+        most_tokens=most_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

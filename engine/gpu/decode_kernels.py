@@ -56,7 +56,7 @@ def put_together(part_outs, part_sums, used, is_query, FILLED: tl.constexpr, DIM
     return mean / total[:, None]
 
 
-@triton.jit(do_not_specialize_on_alignment=["table_rows", "positions", "part_keys"])
+@triton.jit(do_not_specialize_on_alignment=["table_rows", "positions", "part_keys", "seen"])
 def attend(
     query,
     pool,
@@ -64,6 +64,7 @@ def attend(
     table_rows,
     positions,
     part_keys,
+    seen,
     out,
     part_outs,
     part_sums,
@@ -85,6 +86,9 @@ def attend(
     query (tokens, heads, DIM), `query_stride` apart; pool (slots, 2, KV_HEADS, DIM); table (…, table_stride);
     table_rows and positions (tokens,), QUERIES tokens a row, of which the last says how long the row is and where it is
     in the table; part_keys (rows,). out (tokens, heads, DIM). `scale` times log2(e).
+
+    seen (tokens,): bit 31 lets a token see its row's last place, each bit below it the place before, and bit 0, which
+    is always set, all that are farther away, too. None where QUERIES is 1 and each token sees all there is.
 
     part_outs (rows, KV_HEADS, parts, FILLED, DIM), part_sums without DIM: what parts leave to the last of them, which
     `finished` (rows, KV_HEADS), zeros before and after, tells that it is. FILLED: the power of two at or above
@@ -117,7 +121,8 @@ def attend(
         mask=is_query[:, None],
         other=0.0,
     )
-    limit = tl.load(positions + token)
+    if seen is not None:
+        sees = tl.load(seen + token)
 
     highest = tl.full((TILE,), -float("inf"), tl.float32)
     totals = tl.zeros((TILE, KEYS), tl.float32)  # summed up at the end: a sum over threads in each turn would take time
@@ -130,10 +135,11 @@ def attend(
         value = tl.load(source + KV_HEADS * DIM, mask=inside[:, None], other=0.0)
         slots = tl.load(slots_of_row + keys + KEYS, mask=keys + KEYS < stop, other=0)  # of the next block
         scores = tl.dot(queries, tl.trans(key)) * scale
-        if QUERIES == 1:
-            scores = tl.where(inside[None, :], scores, UNSEEN)
-        else:
-            scores = tl.where(inside[None, :] & (keys[None, :] <= limit[:, None]), scores, UNSEEN)
+        scores = tl.where(inside[None, :], scores, UNSEEN)
+        if seen is not None:  # noqa: SIM102  known when this is compiled
+            if at + KEYS > length - 31:  # farther away all see all
+                bits = 1 << (tl.maximum(keys - (length - 32), 0) & 31)
+                scores = tl.where((sees[:, None] & bits[None, :]) != 0, scores, UNSEEN)
         higher = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         kept = tl.exp2(highest - higher)

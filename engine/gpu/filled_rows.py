@@ -2,16 +2,62 @@
 
     width 4    │ – │ – │ a │ b │ – │ c │ d │ e │     rows of 2 and 3 tokens
 
-Called by `engine.gpu.verify_graphs` and `engine.gpu.guess_graphs` for the inputs of their graphs.
+Called by `engine.gpu.verify_graphs` and `engine.gpu.guess_layout` for the inputs of their graphs, and by
+`engine.gpu.tree_parts` where there is no graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.speculation.tree import seen_bits
+
+_ALL: Final = 0xFFFFFFFF
+"""A token that sees its row's last position sees all: see `engine.gpu.decode_attention.DecodeRows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSize:
+    """So many rows, all of `width` tokens. Attention reads a row as several of `queries` tokens each, where that is
+    less than its width.
+    """
+
+    rows: int
+    width: int
+    queries: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows, padding included."""
+        return self.rows * self.width
+
+    @property
+    def parts(self) -> int:
+        """Rows as attention reads them."""
+        return self.tokens // self.queries
+
+    def lengths(self, positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """(parts,) of positions (tokens,): how long attention finds each of its rows."""
+        return positions[self.queries - 1 :: self.queries] + 1
+
+    def let_see(self, into: NDArray[np.int32], trees: Iterable[tuple[int, Sequence[int], int]] = ()) -> None:
+        """Write what each token sees, (tokens,), as `DecodeRows` wants it: in a chain itself and all before it.
+
+        `trees` are rows of other shapes: where each begins, its `parents` as of `engine.batch.Row`, how many tokens it
+        has.
+        """
+        bits = into.view(np.uint32)
+        bits.reshape(-1, self.queries)[:] = _ALL >> np.arange(self.queries - 1, -1, -1, dtype=np.uint32)
+        for first, parents, count in trees:
+            for at, own in enumerate(seen_bits(parents, count), start=first):
+                last = at - at % self.queries + self.queries - 1
+                lowest = 31 - last + first  # the row's first token; what is below is text before the row
+                bits[at] = own << lowest & _ALL | (1 << lowest) - 1
 
 
 @dataclass(frozen=True, slots=True)

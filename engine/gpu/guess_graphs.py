@@ -20,28 +20,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.attention.flashinfer_backend import StepPlan
 from engine.batch import RowSampling
-from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, most_queries, part_keys
-from engine.gpu.filled_rows import FilledRows
+from engine.gpu.decode_attention import DecodePart, DecodeRows, drafts_attention
 from engine.gpu.graph import Graph, GraphMemory
+from engine.gpu.guess_layout import MOST_GUESSES, GuessLayout, Texts
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.skinny import kind_of
-from engine.gpu.step_graphs import cut
 from engine.gpu.step_sizes import WIDTHS, coarse, row_sizes
-from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, forbid, is_filtered, noise_key
+from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, forbid, is_filtered
 from engine.speculation.drafter import DraftRow
 
 MOST_ROWS: Final = 64
 """Sequences of a call; more of them are several calls."""
 MOST_TOKENS: Final = 512
 """Of a call's first graph."""
-MOST_GUESSES: Final = 16
 
 logger = logging.getLogger("beholder.engine")
 
@@ -90,44 +86,6 @@ class Guesser(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class GuessLayout:
-    """Where a call has its inputs, in one array of int32: what all graphs of as many rows read, then the first one's.
-
-    Attributes:
-        queries: Attention reads a row's tokens as several rows of so many each.
-    """
-
-    rows: int
-    width: int
-    queries: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the first graph, padding included."""
-        return self.rows * self.width
-
-    def cut(self, flat: Any) -> dict[str, Any]:
-        """Names for the parts of an array of `length` int32, numpy or torch."""
-        of_rows = ("limits", "table_rows", "last", "offsets", "next_cuts", "temperatures", "top_k", "top_p", "min_p")
-        return cut(
-            flat,
-            turn=1,
-            keys=2 * MOST_GUESSES * self.rows,
-            **dict.fromkeys(of_rows, self.rows),
-            ids=self.tokens,
-            places=self.tokens,
-            positions=self.tokens,
-            rotary=3 * self.tokens,
-            cuts=self.tokens // self.queries,
-        )
-
-    @property
-    def length(self) -> int:
-        """Of the array."""
-        return 7 * self.tokens + (2 * MOST_GUESSES + 9) * self.rows + 64
-
-
 class GuessGraphs:
     """Captured at start, replayed for each call.
 
@@ -163,7 +121,7 @@ class GuessGraphs:
         self._dummy = table.shape[0] - 1
         self._most = most = min(MOST_ROWS, self._dummy)
         self._row_sizes = coarse(row_sizes(most))  # more of a step's rows cost hardly more, and a graph costs a start
-        self._most_queries = most_queries(guesser.num_heads, kv_heads, pool.shape[4])
+        self._texts = Texts(lag, self._dummy, guesser.known_ids, vocab_size, kv_heads, has_axes=guesser.has_axes)
         tokens = max(rows * width for rows, width in self.sizes())
         self._inputs = torch.zeros(GuessLayout(most, 1, 1).length + 8 * tokens, dtype=torch.int32, device=device)
         self._token_ids, self._unread = torch.zeros((2, tokens), dtype=torch.int64, device=device)
@@ -175,14 +133,7 @@ class GuessGraphs:
         rows = torch.zeros((5, most), dtype=torch.int32, device=device)
         keys = torch.zeros(most, dtype=torch.int64, device=device)
         self._next = GuessInputs(rows[0], rows[1], rows[2], rows[3], keys, rows[4])
-        self._attention = DecodeAttention(
-            pool,
-            table[:, lag:],
-            guesser.num_heads,
-            most_rows=tokens // min(WIDTHS[0], self._most_queries),
-            most_queries=min(WIDTHS[-1], self._most_queries),
-            most_tokens=tokens,
-        )
+        self._attention = drafts_attention(pool, table[:, lag:], guesser.num_heads, tokens)
         self._firsts: dict[tuple[int, int], Graph[tuple[()]]] = {}
         self._nexts: dict[int, Graph[tuple[()]]] = {}
         self._draws: dict[tuple[int, bool], Graph[tuple[()]]] = {}
@@ -269,7 +220,7 @@ class GuessGraphs:
         return next(size for size in self._row_sizes if size >= num_rows)
 
     def _layout(self, rows: int, width: int) -> GuessLayout:
-        return GuessLayout(rows, width, min(width, self._most_queries))
+        return GuessLayout(rows, width, min(width, self._attention.most_queries))
 
     def _send(
         self,
@@ -278,60 +229,10 @@ class GuessGraphs:
         sampling: Sequence[RowSampling],
         layout: GuessLayout,
     ) -> None:
-        """Inputs to the device, padded with rows that want nothing."""
+        """Inputs to the device."""
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
-        parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
-        for name in ("places", "table_rows"):
-            parts[name].fill(self._dummy)
-        parts["positions"].fill(self._lag)
-        ends = np.zeros(layout.rows, np.int32)  # entries of each row once all is guessed
-        if num_rows := len(rows):
-            counts = np.array([len(row.token_ids) for row in rows])
-            starts = np.array([row.start for row in rows])
-            table_rows = np.array([row.table_row for row in rows])
-            deltas = np.array([row.position_delta * self._guesser.has_axes for row in rows])
-            filled = FilledRows.of(starts, counts, layout.width)
-            at = filled.at
-            ids = np.array([token_id for row in rows for token_id in row.token_ids])
-            parts["ids"][at] = np.where(ids < self._guesser.known_ids, ids, 0)
-            parts["places"][at] = filled.each(table_rows)
-            parts["positions"][at] = filled.positions
-            rotary = parts["rotary"].reshape(3, layout.tokens)
-            rotary[:, at] = filled.positions - self._lag + filled.each(deltas)
-            for row, first, count in zip(rows, filled.firsts, counts, strict=True):
-                if row.positions is not None and self._guesser.has_axes:
-                    rotary[:, first : first + count] = row.positions
-            parts["limits"][:num_rows] = lengths
-            parts["table_rows"][:num_rows] = table_rows
-            parts["last"][:num_rows] = starts + counts - 1
-            parts["offsets"][:num_rows] = deltas - self._lag
-            ends[:num_rows] = starts + counts - self._lag + np.array(lengths)
-            self._send_sampling(parts, lengths, sampling, layout)
-        kv_heads = self._pool.shape[3]
-        parts["next_cuts"][:] = part_keys(np.maximum(ends, 1), kv_heads)
-        parts["cuts"][:] = part_keys(parts["positions"][layout.queries - 1 :: layout.queries] + 1 - self._lag, kv_heads)
+        layout.write(layout.cut(staged.numpy()), rows, lengths, sampling, self._texts)
         self._inputs[: layout.length].copy_(staged, non_blocking=True)
-
-    def _send_sampling(
-        self,
-        parts: dict[str, NDArray[np.int32]],
-        lengths: Sequence[int],
-        sampling: Sequence[RowSampling],
-        layout: GuessLayout,
-    ) -> None:
-        keys = parts["keys"].view(np.int64).reshape(MOST_GUESSES, layout.rows)
-        for index, (how, length) in enumerate(zip(sampling, lengths, strict=True)):
-            params, temperature = how.params, temperature_of(how.params)
-            if temperature == 0.0:
-                continue
-            parts["temperatures"].view(np.float32)[index] = temperature
-            if is_filtered(params):
-                parts["top_k"][index] = params.top_k if params.top_k > 0 else self._logits.shape[1]
-                parts["top_p"].view(np.float32)[index] = params.top_p
-                parts["min_p"].view(np.float32)[index] = params.min_p
-            keys[:length, index] = [
-                noise_key(dataclasses.replace(how, output_index=how.output_index + later)) for later in range(length)
-            ]
 
     def _prepare(self, parts: dict[str, torch.Tensor], rows: int) -> GuessInputs:
         """Inputs of the next guess."""
@@ -362,7 +263,7 @@ class GuessGraphs:
         if lag:
             own_positions, before = positions - lag, self._before[:tokens]
             decode_inputs(ids, places, own_positions, self._future, self._table, self._unread[:tokens], before)
-        rows = DecodeRows(places, own_positions, parts["cuts"], layout.queries)
+        rows = DecodeRows(places, own_positions, parts["cuts"], parts["seen"], layout.queries)
         plan = StepPlan(self._pool, slots, [DecodePart(0, tokens, self._attention, rows)])
         rotary = parts["rotary"].view(3, tokens) if self._guesser.has_axes else parts["rotary"][:tokens]
         ends = torch.arange(layout.width - 1, tokens, layout.width, device=slots.device)

@@ -32,7 +32,7 @@ from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temper
 from engine.gpu.step_graphs import StepGraphs, StepResult, StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
-from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
+from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder, text_positions
 from engine.sampling import noise_key, sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Pools
@@ -110,7 +110,6 @@ class CudaRunner(TorchRunner):
         self.max_drafts = MAX_DRAFTS
         self.max_first_drafts = 0
         self.drafts_beside_prompts = False  # they have graphs of their own
-        self.takes_trees = False  # attention of decode rows knows a chain's positions, no tree's mask
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._modules = modules
@@ -127,7 +126,7 @@ class CudaRunner(TorchRunner):
             num_taps=encoder.num_taps,
             most_tokens=min(MOST_PROMPT_TOKENS, max_positions),
         )
-        self.verify_graphs = VerifyGraphs(self._decoder, self.kv_pool, table, self._future, self.graphs.memory)
+        self.verify_graphs = VerifyGraphs(self._decoder, self._attention, self._future, self.graphs.memory)
         self._guess_graphs: GuessGraphs | None = None
         self._encoder_graphs = EncoderGraphs(encoder)
 
@@ -330,7 +329,7 @@ class CudaRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step kernel by kernel: float32 logits (tokens to sample, vocab), row by row."""
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids))  # as attention wants them
+        order = sorted(range(len(rows)), key=lambda index: _layout_key(rows[index]))  # as attention wants them
         by_length = [rows[index] for index in order]
         logits = self._logits(by_length)
         if order == list(range(len(rows))):
@@ -341,7 +340,7 @@ class CudaRunner(TorchRunner):
         return logits[self._sent([at for index in range(len(rows)) for at in of_row[index]])]
 
     def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """`logits` of rows in rising length."""
+        """`logits` of rows in rising length, trees of drafts last."""
         lengths = [len(row.token_ids) for row in rows]
         ends = np.cumsum(lengths, dtype=np.int64) - 1
         total = int(ends[-1]) + 1
@@ -359,8 +358,11 @@ class CudaRunner(TorchRunner):
             first += length
         parts = [staged.reshape(-1)]
         has_axes = self.model.config.rope.sections is not None
+        has_trees = any(row.parents is not None for row in rows)
         if has_axes:
             parts.append(self._axes(rows, total).reshape(-1))
+        elif has_trees:
+            parts.append(np.concatenate([text_positions(row) for row in rows]))
         of_rows = [
             np.arange(end - len(row.drafted), end + 1)
             for row, end in zip(rows, ends, strict=True)
@@ -370,7 +372,11 @@ class CudaRunner(TorchRunner):
         parts.append(sampling_ends)
         sent = torch.from_numpy(np.concatenate(parts)).pin_memory().to(self.device, non_blocking=True)
         ids, positions = sent[:total], sent[total : 2 * total]
-        rotary = sent[2 * total : 5 * total].view(3, total) if has_axes else positions
+        rotary = positions
+        if has_axes:
+            rotary = sent[2 * total : 5 * total].view(3, total)
+        elif has_trees:
+            rotary = sent[2 * total : 3 * total]
         if any(row.token_ids[0] == FUTURE_TOKEN for row in rows):
             ids = torch.where(ids < 0, self._future[(-1 - ids).clamp(min=0)], ids)
 
@@ -379,7 +385,7 @@ class CudaRunner(TorchRunner):
         embeddings = [(at, part.embeddings[part.first : part.first + part.count]) for at, part in pictures]
         for at, rows_of in embeddings:
             hidden[at : at + len(rows_of)] = rows_of.view(len(rows_of), -1)[:, :width]
-        segments = [Segment(row.table_row, row.start, length) for row, length in zip(rows, lengths, strict=True)]
+        segments = [Segment(row.table_row, row.start, len(row.token_ids), row.parents) for row in rows]
         plan = self._attention.plan(segments, positions)
         if self._told is not None:
             for at, rows_of in embeddings:
@@ -397,8 +403,8 @@ class CudaRunner(TorchRunner):
         first = 0
         for row in rows:
             stop = first + len(row.token_ids)
-            start = row.start + row.position_delta
-            axes[:, first:stop] = np.arange(start, start + stop - first) if row.positions is None else row.positions
+            own = row.positions
+            axes[:, first:stop] = text_positions(row) + row.position_delta if own is None else own
             first = stop
         return axes
 
@@ -410,6 +416,10 @@ class CudaRunner(TorchRunner):
         width = self.model.config.hidden_size
         taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (tokens, taps, hidden)
         return DeepStack(tokens, taps.transpose(0, 1).contiguous())
+
+
+def _layout_key(row: Row) -> tuple[bool, int]:
+    return row.parents is not None, len(row.token_ids)
 
 
 def _parts(rows: Sequence[Row]) -> list[list[int]]:

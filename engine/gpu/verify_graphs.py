@@ -7,6 +7,8 @@ A step takes the next captured number of rows, and the next width that holds its
 before its tokens: attention takes a row's length from its last one. Padding writes to the dummy slot, and nobody looks
 at what it draws.
 
+Drafts are chains or trees, by what comes with a step's inputs: which tokens each sees, and where it is rotated to.
+
 A size is captured when it first comes, those that come most while there is nothing to do, so whoever never drafts pays
 nothing. There are at most `MOST_CHECKED` tokens in one; larger steps run kernel by kernel.
 """
@@ -22,10 +24,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.flashinfer_backend import StepPlan
+from engine.attention.flashinfer_backend import FlashInferAttention, StepPlan
 from engine.batch import Row
-from engine.gpu.decode_attention import DecodeAttention, DecodePart, DecodeRows, most_queries, part_keys
-from engine.gpu.filled_rows import FilledRows
+from engine.gpu.decode_attention import DecodePart, DecodeRows, part_keys
+from engine.gpu.filled_rows import FilledRows, FilledSize
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
@@ -33,47 +35,36 @@ from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.skinny import kind_of
 from engine.gpu.step_graphs import StepResult, cut
 from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
+from engine.runner import text_positions
 from engine.sampling import noise_key
 
 logger = logging.getLogger("beholder.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyLayout:
-    """Where a step of some size has its inputs, in one array of int32. Attention reads a row as several of `queries`
-    tokens each, where that is less than its width.
-    """
-
-    rows: int
-    width: int
-    queries: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the step, padding included."""
-        return self.rows * self.width
+class VerifyLayout(FilledSize):
+    """Where a step of some size has its inputs, in one array of int32."""
 
     def cut(self, flat: Any) -> dict[str, Any]:
         """Names for the parts of an array of `length` int32, numpy or torch."""
-        names = ("temperatures", "sample_places", "ids", "positions", "places", "rotary")
+        names = ("temperatures", "sample_places", "ids", "positions", "places", "rotary", "seen")
         of_tokens = dict.fromkeys(names, self.tokens)
-        return cut(flat, keys=2 * self.tokens, **of_tokens, part_keys=self.tokens // self.queries)
+        return cut(flat, keys=2 * self.tokens, **of_tokens, part_keys=self.parts)
 
     @property
     def length(self) -> int:
         """Of the array."""
-        return 9 * (self.tokens + 4)
+        return 10 * (self.tokens + 4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """What all sizes share: inputs, token ids, slots of tokens, logits, attention."""
+    """What all sizes share: inputs, token ids, slots of tokens, logits."""
 
     inputs: torch.Tensor
     token_ids: torch.Tensor
     slots: torch.Tensor
     logits: torch.Tensor
-    attention: DecodeAttention
 
 
 class VerifyGraphs:
@@ -81,8 +72,7 @@ class VerifyGraphs:
 
     Args:
         decoder: The model.
-        pool: (layers, slots, 2, kv_heads, head_dim).
-        table: int32 (rows + 1, positions): the slot table and one row more, of dummies.
+        attention: Its attention, over a slot table with one row more, of dummies.
         future: int64 (rows + 1,): what was drawn last, by place in the table. Rows with drafts leave nothing there, as
             only the host can say which of their tokens stand.
         memory: That of the other steps' graphs.
@@ -91,23 +81,20 @@ class VerifyGraphs:
     def __init__(
         self,
         decoder: FusedDecoder,
-        pool: torch.Tensor,
-        table: torch.Tensor,
+        attention: FlashInferAttention,
         future: torch.Tensor,
         memory: GraphMemory,
     ) -> None:
         self._decoder = decoder
-        self._pool = pool
-        self._table = table
+        self._attention = attention
+        self._table = attention.slot_table
         self._future = future
         self._memory = memory
-        self._dummy = table.shape[0] - 1
+        self._dummy = self._table.shape[0] - 1
         self._has_axes = decoder.model.config.rope.sections is not None
         self._row_sizes = row_sizes(self._dummy)
         self._ahead = checked_ahead(self._dummy)
         self._buffers: _Buffers | None = None
-        num_heads, kv_heads = decoder.model.config.num_heads, pool.shape[3]
-        self._most_queries = most_queries(num_heads, kv_heads, pool.shape[4])
         self._captured: dict[tuple[int, int], Graph[tuple[torch.Tensor, torch.Tensor]] | None] = {}
 
     def size_of(self, rows: Sequence[Row]) -> tuple[int, int] | None:
@@ -160,7 +147,7 @@ class VerifyGraphs:
         self._decoder = whole
 
     def _layout(self, size: tuple[int, int]) -> VerifyLayout:
-        return VerifyLayout(*size, queries=min(size[1], self._most_queries))
+        return VerifyLayout(*size, queries=min(size[1], self._attention.drafting.most_queries))
 
     def _send(self, rows: Sequence[Row], layout: VerifyLayout) -> list[int]:
         """Inputs to the device; which tokens are the rows'."""
@@ -170,6 +157,7 @@ class VerifyGraphs:
         for name in ("places", "sample_places"):
             parts[name].fill(self._dummy)
         at = np.empty(0, np.int64)
+        trees: list[tuple[int, Sequence[int], int]] = []
         if rows:
             counts = np.array([len(row.token_ids) for row in rows])
             starts = np.array([row.start for row in rows])
@@ -177,18 +165,24 @@ class VerifyGraphs:
             deltas = np.array([row.position_delta * self._has_axes for row in rows])
             filled = FilledRows.of(starts, counts, layout.width)
             at = filled.at
+            trees += [
+                (first, row.parents, len(row.token_ids))
+                for first, row in zip(filled.firsts.tolist(), rows, strict=True)
+                if row.parents is not None
+            ]
             parts["ids"][at] = [token_id for row in rows for token_id in row.token_ids]
             parts["places"][at] = filled.each(own_places)
             parts["positions"][at] = filled.positions
-            parts["rotary"][at] = filled.positions + filled.each(deltas)
+            in_text = np.concatenate([text_positions(row) for row in rows]) if trees else filled.positions
+            parts["rotary"][at] = in_text + filled.each(deltas)
             sampling = [how for row in rows for how in (row.sampling, *row.drafted) if how is not None]
             temperatures = [temperature_of(how.params) for how in sampling]
             if any(temperatures):
                 parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
                 parts["temperatures"].view(np.float32)[at] = temperatures
             parts["sample_places"][filled.firsts[counts == 1]] = own_places[counts == 1]
-        lengths = parts["positions"][layout.queries - 1 :: layout.queries] + 1
-        parts["part_keys"][:] = part_keys(lengths, self._pool.shape[3])
+        layout.let_see(parts["seen"], trees)
+        parts["part_keys"][:] = part_keys(layout.lengths(parts["positions"]), self._attention.num_kv_heads)
         buffers.inputs[: layout.length].copy_(staged, non_blocking=True)
         return at.tolist()
 
@@ -201,15 +195,7 @@ class VerifyGraphs:
             token_ids = torch.zeros(most, dtype=torch.int64, device=device)
             slots = torch.zeros(most, dtype=torch.int32, device=device)
             logits = torch.empty((most, config.vocab_size), dtype=torch.float32, device=device)
-            attention = DecodeAttention(
-                self._pool,
-                self._table,
-                config.num_heads,
-                most_rows=most // min(WIDTHS[0], self._most_queries),
-                most_queries=min(WIDTHS[-1], self._most_queries),
-                most_tokens=most,
-            )
-            self._buffers = _Buffers(inputs, token_ids, slots, logits, attention)
+            self._buffers = _Buffers(inputs, token_ids, slots, logits)
         return self._buffers
 
     @torch.inference_mode()
@@ -231,8 +217,8 @@ class VerifyGraphs:
         token_ids, slots = buffers.token_ids[:tokens], buffers.slots[:tokens]
         places, positions = parts["places"], parts["positions"]
         decode_inputs(parts["ids"], places, positions, self._future, self._table, token_ids, slots)
-        rows = DecodeRows(places, positions, parts["part_keys"], layout.queries)
-        plan = StepPlan(self._pool, slots, [DecodePart(0, tokens, buffers.attention, rows)])
+        rows = DecodeRows(places, positions, parts["part_keys"], parts["seen"], layout.queries)
+        plan = StepPlan(self._attention.pool, slots, [DecodePart(0, tokens, self._attention.drafting, rows)])
         hidden = self._decoder.model.embed(token_ids)
         logits = buffers.logits[:tokens].copy_(self._decoder.logits(hidden, parts["rotary"], plan))
         drawn = torch.empty(tokens, dtype=torch.int64, device=logits.device)

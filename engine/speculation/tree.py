@@ -49,6 +49,15 @@ def hidden(parents: Ordered[int], num_tokens: int) -> NDArray[np.bool_]:
     return ~seen
 
 
+def seen_bits(parents: Ordered[int], num_tokens: int) -> list[int]:
+    """Which of a row's tokens each sees, as bits of a number: bit i is the row's token i. See `hidden`."""
+    num_given = num_tokens - len(parents)
+    known = [(2 << index) - 1 for index in range(num_given)]
+    for index, parent in enumerate(parents, start=num_given):
+        known.append(known[parent] | 1 << index)
+    return known
+
+
 # ---- rows of one token and drafts ------------------------------------------------------------------------------------
 
 

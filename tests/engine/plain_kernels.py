@@ -34,6 +34,7 @@ class Kernel:
 def _rms_norm(
     x: torch.Tensor,
     into: torch.Tensor,
+    total: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     width: int,
@@ -43,8 +44,8 @@ def _rms_norm(
     **_: int,
 ) -> None:
     if ADD:
-        into += x
-    out.copy_(F.rms_norm(into.float(), [width], weight.float(), eps))
+        torch.add(into, x, out=total)
+    out.copy_(F.rms_norm(total.float(), [width], weight.float(), eps))
 
 
 def _rotate_and_write(
@@ -190,6 +191,7 @@ def _attend(
     table_rows: torch.Tensor,
     positions: torch.Tensor,
     part_keys: torch.Tensor,
+    seen: torch.Tensor | None,
     out: torch.Tensor,
     part_outs: torch.Tensor,
     part_sums: torch.Tensor,
@@ -209,12 +211,16 @@ def _attend(
     assert bool((part_keys >= KEYS).all())
     places, ends = table_rows.view(-1, QUERIES)[:, -1], positions.view(-1, QUERIES)[:, -1]
     assert bool((positions <= ends.repeat_interleave(QUERIES)).all())
-    for token, position in enumerate(positions.tolist()):
-        place = places[token // QUERIES]
-        cells = pool[table[place, : position + 1].long()].float()  # (keys, 2, kv_heads, dim)
+    assert seen is not None or QUERIES == 1
+    assert seen is None or len(seen) == len(query)
+    for token, end in enumerate(ends.repeat_interleave(QUERIES).tolist()):
+        known = torch.arange(end + 1)
+        if seen is not None:
+            known = known[(seen[token].long() >> (31 - end + known).clamp(min=0)) & 1 == 1]
+        cells = pool[table[places[token // QUERIES], known].long()].float()  # (keys, 2, kv_heads, dim)
         keys, values = cells.repeat_interleave(GROUP, 2).unbind(1)
         scores = torch.einsum("hd,khd->hk", query[token].float(), keys) * (scale * math.log(2))
-        out[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+        out[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)  # zeros where nothing is seen
 
 
 def import_kernels() -> None:

@@ -1,13 +1,22 @@
-"""Attention of decode rows by parts of their keys is plain softmax attention, whatever the lengths and the cuts."""
+"""Attention of decode rows by parts of their keys is plain softmax attention, whatever the lengths and the cuts, and
+whatever trees of drafts their last tokens are.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.speculation.tree import hidden
 from tests.engine.gpu import INTERPRETED, KERNEL_DEVICE, needs_gpu, needs_triton
+from tests.engine.speculation.random_trees import shapes
 
 pytestmark = needs_triton
 
@@ -31,9 +40,9 @@ class Sequences:
         pool[:, 0] = torch.nan  # what nobody may read
         self.pool = pool.to(KERNEL_DEVICE, dtype)
 
-    def exact(self, row: int, length: int, query: torch.Tensor) -> torch.Tensor:
-        """Of one token, (heads, dim), in float64."""
-        cells = self.pool[1, self.table[row, :length].long()].double()  # (keys, 2, kv_heads, dim)
+    def exact(self, row: int, seen: Sequence[int], query: torch.Tensor) -> torch.Tensor:
+        """Of one token that sees these positions of a row, (heads, dim), in float64."""
+        cells = self.pool[1, self.table[row, list(seen)].long()].double()  # (keys, 2, kv_heads, dim)
         group = query.shape[0] // cells.shape[2]
         keys, values = cells.repeat_interleave(group, 2).unbind(1)
         scores = torch.einsum("hd,khd->hk", query.double(), keys) / query.shape[1] ** 0.5
@@ -41,33 +50,51 @@ class Sequences:
 
 
 def _check(
-    sequences: Sequences, heads: int, dtype: torch.dtype, *, cut: NDArray[np.int32] | None = None, queries: int = 1
+    sequences: Sequences,
+    heads: int,
+    dtype: torch.dtype,
+    *,
+    cut: NDArray[np.int32] | None = None,
+    queries: int = 1,
+    width: int | None = None,
+    trees: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> None:
-    """Twice with the same counters, as graphs replay. Rows that have fewer tokens than `queries` are filled up in
-    front, as padding is: at position 0 of the row of dummies.
+    """Twice with the same counters, as graphs replay. Rows that have fewer tokens than `width` are filled up in front,
+    as padding is: at position 0 of the row of dummies. `trees`: parents of the last tokens of some rows.
     """
     from engine.gpu.decode_attention import DecodeAttention, DecodeRows, part_keys
+    from engine.gpu.filled_rows import FilledSize
 
     lengths = sequences.lengths
     kv_heads, dim = sequences.pool.shape[3:]
-    tokens = len(lengths) * queries
-    attention = DecodeAttention(sequences.pool, sequences.table, heads, most_rows=len(lengths), most_queries=queries)
-    places, positions = [], []
-    for row in reversed(range(len(lengths))):
-        for position in range(lengths[row] - queries, lengths[row]):
-            places.append(row if position >= 0 else len(lengths))
-            positions.append(max(position, 0))
-    own = torch.tensor(places) < len(lengths)
+    size = FilledSize(len(lengths), width or queries, queries)
+    tokens = size.tokens
+    attention = DecodeAttention(sequences.pool, sequences.table, heads, most_rows=size.parts, most_queries=queries)
+    places, positions = np.full(tokens, len(lengths), np.int32), np.zeros(tokens, np.int32)
+    shapes: list[tuple[int, Sequence[int], int]] = []
+    seen: list[tuple[int, int, list[int]]] = []  # token, row, the positions that it sees
+    for index, row in enumerate(reversed(range(len(lengths)))):
+        count = 1 + len(trees[row]) if row in trees else min(size.width, lengths[row])
+        first, start = (index + 1) * size.width - count, lengths[row] - count
+        places[first : first + count], positions[first : first + count] = row, np.arange(start, lengths[row])
+        if row in trees:
+            shapes.append((first, trees[row], count))
+        unseen = hidden(trees.get(row, range(count - 1)), count)
+        seen += [
+            (first + at, row, [*range(start), *(start + np.flatnonzero(~unseen[at])).tolist()]) for at in range(count)
+        ]
+    bits = np.zeros(tokens, np.int32)
+    size.let_see(bits, shapes)
     if cut is None:
-        cut = part_keys(np.array(lengths[::-1], np.int32), kv_heads)
-    on_device = [torch.tensor(values, dtype=torch.int32, device=KERNEL_DEVICE) for values in (places, positions, cut)]
-    rows = DecodeRows(*on_device, queries)
+        cut = part_keys(size.lengths(positions), kv_heads)
+    given = [torch.from_numpy(values).to(KERNEL_DEVICE) for values in (places, positions, cut, bits)]
+    rows = DecodeRows(*given[:3], given[3] if size.width > 1 else None, queries)
     random = torch.Generator().manual_seed(7)
     # as the queries lie among keys and values
     qkv = 2 * torch.randn((tokens, heads + 2 * kv_heads, dim), generator=random).to(KERNEL_DEVICE, dtype)
     query = qkv[:, :heads]
-    seen = [asked for asked in zip(places, positions, query, strict=True) if asked[0] < len(lengths)]
-    exact = torch.stack([sequences.exact(place, position + 1, token) for place, position, token in seen])
+    exact = torch.stack([sequences.exact(row, known, query[token]) for token, row, known in seen])
+    own = torch.tensor([token for token, _, _ in seen])
     for _ in range(2):
         out = torch.full((tokens, heads, dim), torch.nan, dtype=dtype, device=KERNEL_DEVICE)
         attention.read(1, rows, query, out)
@@ -118,6 +145,24 @@ def test_each_token_of_a_row_sees_those_before_it(heads: int, kv_heads: int, que
     lengths = [1, queries, 64 + queries - 1, 130, 300]
     _check(Sequences(lengths, kv_heads, 64, TYPES[0]), heads, TYPES[0], queries=queries)
     _check(Sequences(lengths, kv_heads, 64, TYPES[0]), heads, TYPES[0], queries=queries, cut=np.full(5, 32, np.int32))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    trees=st.lists(shapes(), min_size=1, max_size=3),
+    queries=st.sampled_from([1, 2, 4, 8, 16]),
+    keys=st.sampled_from([None, 16, 32, 64]),
+    data=st.data(),
+)
+def test_each_token_of_a_tree_sees_what_leads_to_it(
+    trees: list[tuple[int, ...]], queries: int, keys: int | None, data: st.DataObject
+) -> None:
+    """Beside chains, wherever the row begins and is cut, and where attention reads a row as several."""
+    own = {row: parents for row, parents in enumerate(trees) if data.draw(st.booleans())}
+    lengths = [1 + len(parents) + data.draw(st.integers(0, 90)) for parents in trees]
+    cut = None if keys is None else np.full(len(trees) * 16 // queries, keys, np.int32)
+    sequences = Sequences(lengths, 1, 64, TYPES[0])
+    _check(sequences, 2, TYPES[0], queries=queries, width=16, trees=own, cut=cut)
 
 
 def test_large_scores_are_no_danger() -> None:
@@ -182,6 +227,7 @@ def test_replays_give_the_same_bits(rows: int, queries: int) -> None:
     reads them.
     """
     from engine.gpu.decode_attention import DecodeAttention, DecodeRows, part_keys
+    from engine.gpu.filled_rows import FilledSize
     from engine.gpu.graph import Graph, GraphMemory
 
     heads, kv_heads, dim = 16, 8, 128
@@ -191,7 +237,9 @@ def test_replays_give_the_same_bits(rows: int, queries: int) -> None:
     places = torch.arange(rows, dtype=torch.int32).repeat_interleave(queries)
     positions = torch.from_numpy(lengths).repeat_interleave(queries) - queries + torch.arange(queries).repeat(rows)
     cut = torch.from_numpy(part_keys(lengths, kv_heads))
-    on_device = [values.int().to(KERNEL_DEVICE) for values in (places, positions, cut)]
+    seen = np.zeros(rows * queries, np.int32)
+    FilledSize(rows, queries, queries).let_see(seen)
+    on_device = [values.int().to(KERNEL_DEVICE) for values in (places, positions, cut, torch.from_numpy(seen))]
     asked = DecodeRows(*on_device, queries)
     query = torch.randn((rows * queries, heads, dim), device=KERNEL_DEVICE).bfloat16()
     slots = sequences.table[on_device[0].long(), on_device[1].long()].long()

@@ -117,12 +117,14 @@ def test_attention_of_rows_with_drafts_fits_the_device(driver: Driver, heads: in
     pool = torch.zeros((1, 16, 2, 1, dim), dtype=torch.bfloat16)
     attention = DecodeAttention(pool, torch.zeros((2, 16), dtype=torch.int32), heads, most_rows=1, most_queries=16)
     query = torch.zeros((16, heads, dim), dtype=torch.bfloat16)
-    places, positions, cut = torch.zeros((3, 16), dtype=torch.int32)
+    places, positions, cut, seen = torch.zeros((4, 16), dtype=torch.int32)
 
     def work() -> None:
         for width in (1, 2, 4, 8, 16):
             if width <= most_queries(heads, 1, dim):
-                rows = DecodeRows(places[:width], positions[:width], cut[:1], width)
+                rows = DecodeRows(
+                    places[:width], positions[:width], cut[:1], seen[:width] if width > 1 else None, width
+                )
                 attention.read(0, rows, query[:width], torch.empty_like(query[:width]))
 
     assert compile_launched(work) == widths

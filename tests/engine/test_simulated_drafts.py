@@ -20,6 +20,7 @@ from engine.speculation.replay import Replay
 from preprocess.wire import EngineRequest
 from tests.engine.simulated_gpu import load_simulated, no_device
 from tests.engine.speculation import test_same_text as same_text
+from tests.engine.speculation.random_trees import RandomTrees
 from tests.engine.speculation.test_same_text import Heard, answers, every_kind, run, said_plainly
 from tests.engine.test_gpu_drafts import (  # noqa: F401  the same tests, on the fixtures of the simulator
     exact,
@@ -29,8 +30,10 @@ from tests.engine.test_gpu_drafts import (  # noqa: F401  the same tests, on the
     test_attention_may_read_a_wide_row_as_several,
     test_drafts_beside_prompts_and_many_plain_rows,
     test_each_token_is_drawn_as_its_place_in_the_answer_asks,
+    test_graphs_compute_trees,
     test_graphs_of_all_sizes_compute_what_kernels_compute,
     test_sizes_are_captured_before_they_come,
+    test_trees_that_no_graph_has_room_for_run_without_one,
     test_when_memory_does_not_do_no_more_sizes_are_captured,
     test_without_memory_for_a_graph_steps_run_without_it,
 )
@@ -69,13 +72,15 @@ def plain(talker: Any, requests: list[EngineRequest], folder: Path) -> dict[str,
 @pytest.fixture
 def engine_of(talker: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:  # noqa: F811
     def make(length: int = 7, script: Any = None, *, shape: str = "chain", **options: Any) -> Engine:
-        assert shape == "chain"
         config = EngineConfig(str(folder), **{"check": True, "max_running": RUNNING} | options)
         monkeypatch.setattr(talker, "drafts_beside_prompts", True)  # it does not ask for them, but takes them
         engine = Engine(config, talker)
         engine.speculator.controller = Always(length)
         if script is not None:
-            engine.speculator.sources = [Replay(script, 0.8, talker.vocab_size)]
+            branches = 3 if shape == "branches" else 0
+            engine.speculator.sources = [Replay(script, 0.8, talker.vocab_size, branches=branches)]
+            if shape == "any tree":
+                RandomTrees(script, 0.8, talker.vocab_size, length).guide(engine)
         return engine
 
     return make
@@ -83,7 +88,9 @@ def engine_of(talker: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 @pytest.mark.parametrize("retract_every", [0, 5], ids=["straight", "retracted"])
 @pytest.mark.parametrize("chunk", [24, 512])
-@pytest.mark.parametrize("length", [1, 7, 15])
+@pytest.mark.parametrize(
+    ("length", "shape"), [(1, "chain"), (7, "chain"), (15, "chain"), (9, "branches"), (15, "any tree")]
+)
 def test_scripted_drafts_change_nothing(
     engine_of: Callable[..., Engine],
     requests: list[EngineRequest],
@@ -91,9 +98,10 @@ def test_scripted_drafts_change_nothing(
     chunk: int,
     retract_every: int,
     length: int,
+    shape: str,
 ) -> None:
     same_text.test_scripted_drafts_change_nothing(
-        engine_of, requests, plain, bool(length % 3), chunk, retract_every, length, "chain"
+        engine_of, requests, plain, bool(length % 3), chunk, retract_every, length, shape
     )
 
 
@@ -152,10 +160,11 @@ def test_abort_and_stop_in_the_middle_of_a_verifying_step(
     assert engine.stats().kv_slots_used == 0
 
 
+@pytest.mark.parametrize("shape", ["chain", "branches", "any tree"])
 def test_what_verified_steps_computed_serves_the_next_request(
-    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard]
+    engine_of: Callable[..., Engine], requests: list[EngineRequest], plain: dict[str, Heard], shape: str
 ) -> None:
-    same_text.test_what_verified_steps_computed_serves_the_next_request(engine_of, requests, plain, "chain")
+    same_text.test_what_verified_steps_computed_serves_the_next_request(engine_of, requests, plain, shape)
 
 
 def test_steps_run_ahead_again_after_drafts(

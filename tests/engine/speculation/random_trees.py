@@ -6,9 +6,17 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
+from hypothesis import strategies as st
+
 from engine.core import Engine
 from engine.sequence import Sequence
 from engine.speculation.tree import NO_DRAFTS, Drafts
+
+
+@st.composite
+def shapes(draw: st.DrawFn, most: int = 15) -> tuple[int, ...]:
+    """Parents of some drafts."""
+    return tuple(draw(st.integers(0, index)) for index in range(draw(st.integers(1, most))))
 
 
 class RandomTrees:

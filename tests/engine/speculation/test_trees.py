@@ -21,9 +21,10 @@ from engine.grammar import Grammars, Wanted
 from engine.kv.cache import KVCache
 from engine.load import load_runner
 from engine.runner import TorchRunner
-from engine.speculation.tree import hidden, lineages, offsets, path
+from engine.speculation.tree import hidden, lineages, offsets, path, seen_bits
 from engine.speculation.verify import standing
 from preprocess.wire import SamplingParams
+from tests.engine.speculation.random_trees import shapes
 from tests.engine.test_grammar import DIGITS, JSON, WORDS
 
 PROMPT = [(17 * index) % 400 + 30 for index in range(11)]
@@ -35,12 +36,6 @@ def sampling(index: int, seed: int = 0, temperature: float = 1.0) -> RowSampling
     return RowSampling(SamplingParams(max_tokens=99, seed=seed, temperature=temperature), index)
 
 
-@st.composite
-def shapes(draw: st.DrawFn, most: int = 15) -> tuple[int, ...]:
-    """Parents of some drafts."""
-    return tuple(draw(st.integers(0, index)) for index in range(draw(st.integers(1, most))))
-
-
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
@@ -49,12 +44,14 @@ def test_a_token_sees_itself_and_what_leads_to_it(parents: tuple[int, ...], num_
     num_tokens = num_given + len(parents)
     shifted = [num_given - 1 + parent for parent in parents]
     unseen, known = hidden(shifted, num_tokens), offsets(shifted, num_tokens)
+    bits = seen_bits(shifted, num_tokens)
     for index in range(num_tokens):
         seen, last = {index}, index
         while last:
             last = last - 1 if last < num_given else shifted[last - num_given]
             seen.add(last)
         assert set(np.flatnonzero(~unseen[index]).tolist()) == seen
+        assert bits[index] == sum(1 << token for token in seen)
         assert known[index] == len(seen) - 1
 
 
