@@ -50,6 +50,7 @@ def _rms_norm(
 
 def _rotate_and_write(
     qkv: torch.Tensor,
+    queries: torch.Tensor,
     weight: torch.Tensor,
     cosines: torch.Tensor,
     sines: torch.Tensor,
@@ -57,19 +58,24 @@ def _rotate_and_write(
     pool: torch.Tensor,
     num_heads: int,
     num_kv_heads: int,
+    query_stride: int,
     angle_stride: int,
     eps: float,
     *,
+    PARTS: int,
     NORM: bool,
     HALF: int,
     **_: int,
 ) -> None:
+    assert queries.stride(0) == query_stride
+    if PARTS > 1:
+        qkv = qkv.sum(0).to(pool.dtype)
     both = num_heads + num_kv_heads
     heads = qkv[:, :both].float()
     if NORM:
         heads = (F.rms_norm(heads, [2 * HALF], eps=eps) * weight.float()).to(qkv.dtype).float()
     heads = (heads * cosines.float() + heads.roll(HALF, -1) * sines.float()).to(qkv.dtype)
-    qkv[:, :num_heads] = heads[:, :num_heads]
+    queries.copy_(heads[:, :num_heads])
     pool[slots.long(), 0] = heads[:, num_heads:]
     pool[slots.long(), 1] = qkv[:, both:]
 
