@@ -1,4 +1,4 @@
-"""Attention within small windows as one Triton kernel: heads turn on the way in, a window never leaves the registers.
+"""Attention within small windows as one Triton kernel: heads turn on the way in, scores never leave the registers.
 
 Windows stand one behind the other, those of one size together, in up to four sizes (`qwen2_vl.window_order`). Imported
 only where tensors are on a GPU.
