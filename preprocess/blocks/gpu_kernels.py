@@ -65,20 +65,27 @@ def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 
 
 @triton.jit
+def _added(x, into, total, inside, ADD: tl.constexpr):
+    """What is normalised of pointers to a row, float32: x; where ADD `total`, which is x + into."""
+    value = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(into, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    return value
+
+
+@triton.jit
 def _layer_norm(x, into, total, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     """One program a row. total = x + into where ADD, and what is normalised is `total`."""
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     # Asked for before the row is waited for.
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row + columns, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+    value = _added(x + row + columns, into + row + columns, total + row + columns, inside, ADD)
     mean = tl.sum(value, 0) / width
     centred = tl.where(inside, value - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
@@ -123,14 +130,9 @@ def _rms_norm(x, into, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK:
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     # Asked for before the row is waited for.
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(into + row + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row + columns, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+    value = _added(x + row + columns, into + row + columns, total + row + columns, inside, ADD)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
