@@ -19,11 +19,15 @@ from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.speculation import habit
 from engine.speculation.acceptance import Rates
-from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS, PRICED, Controller
+from engine.speculation.beliefs import MAX_BRANCHES
+from engine.speculation.chains import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS
+from engine.speculation.choosing import SOURCES
+from engine.speculation.controller import Controller
 from engine.speculation.drafting import Kind
 from engine.speculation.lengths import NUM_NEEDS, Always, Candidate
 from engine.speculation.native_sources import BRANCHES, KINDS, library
-from engine.speculation.speculator import MAX_BRANCHES, SOURCES, Speculator
+from engine.speculation.prices import PRICED
+from engine.speculation.speculator import Speculator
 from engine.speculation.step_times import StepTimes
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
