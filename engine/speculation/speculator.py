@@ -103,20 +103,28 @@ class Speculator(Choosing):
         """What a model took to guess before the step that is under way."""
         return self._outcome.drafting_s
 
+    def may_be_due(self, running: Ordered[Sequence]) -> bool:
+        """Whether to ask `is_due`: a question that takes next to no time, whatever runs."""
+        self._is_due = self._is_waiting = False
+        if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
+            return False
+        return self.model is not None or running[-1].drafting is None or self._ahead.may_look()
+
     def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
         can be made: what would be guessed of the text that is known promises enough. Whoever decodes has a token in
         flight.
         """
-        self._is_due = self._is_waiting = False
-        if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
+        if not self.may_be_due(running):
             return False
-        is_new = running[-1].drafting is None
-        if not is_new and self.model is None and not self._ahead.may_look():
-            return False
+        started_s = self._clock()
         decoding = [sequence for sequence in running if sequence.num_pending and not sequence.is_ending]
         self._begin_all(decoding)
-        is_promising = bool(self.sources) and self._ahead.may_look() and self._promises(decoding)
+        is_promising = False
+        if self.sources and self._ahead.may_look():
+            promise = self._promise(decoding)
+            self._ahead.looked(self._clock() - started_s)
+            is_promising = self._ahead.is_worth(promise, self.controller.waiting(len(decoding)))
         self._is_due = self._is_waiting = is_promising or self._is_model_due(len(decoding))
         self._is_expected = self._is_expected and self._is_due
         return self._is_due
@@ -254,10 +262,11 @@ class Speculator(Choosing):
         self._ahead.expect()
         return drafting, True
 
-    def _promises(self, sequences: Ordered[Sequence]) -> bool:
-        """Looks at what would be guessed of texts whose last tokens are on their way. Whether it is worth a wait."""
+    def _promise(self, sequences: Ordered[Sequence]) -> float:
+        """Looks at what would be guessed of texts whose last tokens are on their way. What checking it promises: see
+        `Lengths.promised`.
+        """
         rows, controller = len(sequences), self.controller
-        started_s = self._clock()
         candidates: list[Candidate | None] = []
         if self._native is None:
             candidates = [self._asked(sequence) for sequence in sequences]
@@ -265,15 +274,15 @@ class Speculator(Choosing):
         else:
             is_any = self._native.look(sequences, controller.needs(rows))
             self._stake(rows)
-        promise = 1.0
-        is_expected, is_renewing = self._is_expected, self._num_ahead > 0
-        if is_any and controller.may_wait(rows, is_expected=is_expected, is_renewing=is_renewing):
-            told = None if self._native is None else controller.promised_by(self._native.choose, rows)
-            if told is None and self._native is not None:
-                candidates = self._native.candidates(rows)
-            promise = controller.promised(rows, candidates) if told is None else told
-        self._ahead.looked(self._clock() - started_s)
-        return self._ahead.is_worth(promise, controller.waiting(rows))
+        is_renewing = self._num_ahead > 0
+        if not is_any or not controller.may_wait(rows, is_expected=self._is_expected, is_renewing=is_renewing):
+            return 1.0
+        if self._native is not None:
+            promise = controller.promised_by(self._native.choose, rows)
+            if promise is not None:
+                return promise
+            candidates = self._native.candidates(rows)
+        return controller.promised(rows, candidates)
 
     def _is_model_due(self, rows: int) -> bool:
         """Whether a model asks to guess before the next step, of whose guesses nobody knows anything ahead."""
