@@ -271,7 +271,7 @@ class Speculator:
                 if drafting.told is not None and not is_model:
                     drafting.told.checked(len(said), len(drafts))
                 else:
-                    self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                    self._learn_chain(drafting, chosen, said, len(drafts))
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
@@ -768,6 +768,14 @@ class Speculator:
     def _rescue_rates(self, kind: Kind) -> Rates:
         prior = Rates(RESCUE * kind.prior.first, kind.prior.later)
         return self._rescues[kind].rates(prior, PRIOR_WEIGHT)
+
+    def _learn_chain(self, drafting: Drafting, chosen: Proposal, said: Ordered[int], checked: int) -> None:
+        """So many of what was chosen were checked. Where all were right, what came behind them tells of one guess more:
+        else nobody would know how right longer chains are where only short ones seem to pay.
+        """
+        right = len(said) - 1
+        guessed = min(checked + (right == checked), len(chosen.token_ids))
+        self._learn(drafting, chosen.kind, agreement(chosen.token_ids[:guessed], said), guessed)
 
     def _learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
         self._acceptance[kind].add(right, guessed)
