@@ -176,14 +176,15 @@ class Speculator:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         repeats = False  # an answer has begun of whose like something is remembered
         self._rows = len(sequences)
+        is_followed = False
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                _, is_repeating = self._begin(sequence)
+                drafting, is_repeating = self._begin(sequence)
                 repeats = repeats or is_repeating
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
-        is_followed = any(other.drafting is not None and other.drafting.is_followed for other in sequences)
+            is_followed = is_followed or drafting.is_followed
         is_followed = is_followed or self._follow_again(sequences)
         drafts = self._look(sequences, room) if room and is_followed else None
         if self._waits:

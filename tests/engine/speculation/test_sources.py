@@ -301,7 +301,7 @@ class Counting:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_what_follows_a_right_chain_tells_of_the_guess_that_was_not_checked(*, goes_on: bool) -> None:
-    """Else chains of one would be all that is ever known, where longer ones do not pay by what was believed at first."""
+    """Else chains of one would be all that is ever known, where longer ones do not pay by what is believed at first."""
     speculator = Speculator("auto", 15, 1000)
     speculator.sources = [Counting()]
     speculator.controller = Always(1)
