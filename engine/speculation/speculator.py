@@ -132,8 +132,7 @@ class Speculator(Choosing):
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         self._rows = len(sequences)
-        self._begin_all(sequences)
-        is_followed = any(other.drafting is not None and other.drafting.is_followed for other in sequences)
+        is_followed = self._begin_all(sequences)
         is_followed = is_followed or self._follow_again(sequences)
         drafts = self._look(sequences, room) if room and is_followed else None
         if self._is_due:
@@ -209,7 +208,7 @@ class Speculator(Choosing):
                 if drafting.told is not None and not is_model:
                     drafting.told.checked(len(said), len(drafts))
                 else:
-                    self.beliefs.learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                    self.beliefs.learn_chain(drafting, chosen, said, len(drafts))
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
@@ -233,14 +232,17 @@ class Speculator(Choosing):
         if is_paid:
             self.controller.spent(load.rows, self._upkeep.stop(Work.LEARN, started_s))
 
-    def _begin_all(self, sequences: Ordered[Sequence]) -> None:
-        """They will be looked at."""
+    def _begin_all(self, sequences: Ordered[Sequence]) -> bool:
+        """They will be looked at. Whether any of them is followed."""
+        is_followed = False
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                self._begin(sequence)
+                drafting, _ = self._begin(sequence)
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
+            is_followed = is_followed or drafting.is_followed
+        return is_followed
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""

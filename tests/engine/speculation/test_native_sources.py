@@ -374,7 +374,7 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
 
 def test_an_engine_that_waited_for_results_is_never_refused_a_look() -> None:
     """However rarely one has borne fruit: the wait is what was dear."""
-    speculator = Speculator("ngram", 15, 100, waits=True)
+    speculator = Speculator("ngram", 15, 100, waits=True, clock=lambda: 0.0)
     native = speculator._native
     assert native is not None
     speculator.controller = Controller(waits=True)
