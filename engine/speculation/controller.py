@@ -97,6 +97,8 @@ class Controller:
         waits: See `StepTimes`.
     """
 
+    is_thrifty = True
+
     def __init__(self, model_cost: float | None = None, late_cost: float | None = None, *, waits: bool = False) -> None:
         self.times = StepTimes(waits=waits)
         self._branching = Branching(self.times, LENGTHS)

@@ -68,7 +68,13 @@ class Chooser(Protocol):
 
 
 class Lengths(Protocol):
-    """Who decides how much is checked."""
+    """Who decides how much is checked.
+
+    Attributes:
+        is_thrifty: Whether an engine that runs ahead looks only where that is free, or was saved for (see `Ahead`).
+    """
+
+    is_thrifty: bool
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """Whether to look for guesses, or to see whether those that were found pay, before the next step of so many
@@ -232,6 +238,8 @@ class Lengths(Protocol):
 
 class Always:
     """As many as there are, up to `length`."""
+
+    is_thrifty = False
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -93,7 +93,7 @@ class Speculator(Choosing):
         self._num_forgotten = 0  # answers since one was followed
         self._one_of = FOLLOWED[0]
         self._rows = 1  # that decoded in the last step
-        self._num_ahead = -1  # steps whose results came since drafts were looked for
+        self._num_ahead = 0  # steps whose results came since drafts were looked for, less one
         self._is_due = False  # they were waited for because of what was promised
         self._is_waiting = False  # for results before the next step, because of guesses
         self._is_idle = False  # was the device before the step that is under way, and nothing came of it
@@ -108,7 +108,7 @@ class Speculator(Choosing):
         self._is_due = self._is_waiting = False
         if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
             return False
-        return self.model is not None or running[-1].drafting is None or self._ahead.may_look()
+        return self.model is not None or running[-1].drafting is None or self._may_look
 
     def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
@@ -121,7 +121,7 @@ class Speculator(Choosing):
         decoding = [sequence for sequence in running if sequence.num_pending and not sequence.is_ending]
         self._begin_all(decoding)
         is_promising = False
-        if self.sources and self._ahead.may_look():
+        if self.sources and self._may_look:
             promise = self._promise(decoding)
             self._ahead.looked(self._clock() - started_s)
             is_promising = self._ahead.is_worth(promise, self.controller.waiting(len(decoding)))
@@ -263,6 +263,10 @@ class Speculator(Choosing):
         self._num_unlooked = 2**MOST_PATIENCE
         self._ahead.expect()
         return drafting, True
+
+    @property
+    def _may_look(self) -> bool:
+        return self._ahead.may_look() or not self.controller.is_thrifty
 
     def _promise(self, sequences: Ordered[Sequence]) -> float:
         """Looks at what would be guessed of texts whose last tokens are on their way. What checking it promises: see
