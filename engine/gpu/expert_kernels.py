@@ -73,8 +73,10 @@ def line_up(chosen, ranks, counts, pairs, num_pairs, num_experts, ROWS: tl.const
 
 
 @triton.jit
-def _block_of(counts, block, num_experts, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Expert of a block of ROWS, and how many of its rows there are: 0 behind the last block."""
+def _block_of(counts, pairs, block, num_experts, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Expert of a block of ROWS that stand together, how many of its rows there are, none behind the last block, and
+    which pair each is.
+    """
     experts = tl.arange(0, BLOCK)
     count = tl.load(counts + experts, mask=experts < num_experts, other=0)
     blocks = (count + ROWS - 1) // ROWS
@@ -82,8 +84,9 @@ def _block_of(counts, block, num_experts, ROWS: tl.constexpr, BLOCK: tl.constexp
     expert = tl.sum((ends <= block).to(tl.int32), 0)
     own = experts == expert
     first = tl.sum(tl.where(own, ends - blocks, 0), 0)
-    rows = tl.sum(tl.where(own, count, 0), 0) - (block - first) * ROWS
-    return expert, tl.minimum(rows, ROWS)
+    rows = tl.minimum(tl.sum(tl.where(own, count, 0), 0) - (block - first) * ROWS, ROWS)
+    row = tl.arange(0, ROWS)
+    return expert, rows, tl.load(pairs + block * ROWS + row, mask=row < rows, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -140,10 +143,8 @@ def expert_gate_up(
 ):
     """`_gate_up` of a block of pairs that stand together."""
     block = tl.program_id(1)
-    expert, rows = _block_of(counts, block, num_experts, ROWS, BLOCK)
+    expert, rows, pair = _block_of(counts, pairs, block, num_experts, ROWS, BLOCK)
     if rows > 0:
-        row = tl.arange(0, ROWS)
-        pair = tl.load(pairs + block * ROWS + row, mask=row < rows, other=0).to(tl.int64)
         _gate_up(x, weight, out, expert, pair, rows, hidden, inner, TOP_K, ROWS, COLUMNS, DEPTH)
 
 
@@ -241,10 +242,8 @@ def expert_down(
 ):
     """`_down` of a block of pairs that stand together."""
     block = tl.program_id(1)
-    expert, rows = _block_of(counts, block, num_experts, ROWS, BLOCK)
+    expert, rows, pair = _block_of(counts, pairs, block, num_experts, ROWS, BLOCK)
     if rows > 0:
-        row = tl.arange(0, ROWS)
-        pair = tl.load(pairs + block * ROWS + row, mask=row < rows, other=0).to(tl.int64)
         _down(
             x,
             weight,

@@ -54,10 +54,13 @@ class FilledSize:
         bits = into.view(np.uint32)
         bits.reshape(-1, self.queries)[:] = _ALL >> np.arange(self.queries - 1, -1, -1, dtype=np.uint32)
         for first, parents, count in trees:
-            for at, own in enumerate(seen_bits(parents, count), start=first):
-                last = at - at % self.queries + self.queries - 1
-                lowest = 31 - last + first  # the row's first token; what is below is text before the row
-                bits[at] = own << lowest & _ALL | (1 << lowest) - 1
+            own = seen_bits(parents, count)
+            for begin in range(first - first % self.queries, first + count, self.queries):  # attention's rows
+                end = begin + self.queries
+                lowest = 32 - (end - first)  # the bit of the tree's first token; what is below is text
+                text = (1 << lowest) - 1
+                start, stop = max(begin, first), min(end, first + count)
+                bits[start:stop] = [one << lowest & _ALL | text for one in own[start - first : stop - first]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,8 +201,8 @@ class VerifyGraphs:
     @torch.inference_mode()
     def _capture(self, size: tuple[int, int]) -> Graph[tuple[torch.Tensor, torch.Tensor]] | None:
         """None, and a line in the log, where that fails, for want of memory most likely."""
-        layout = self._layout(size)
         try:
+            layout = self._layout(size)
             self._send([], layout)
             self._forward(layout)  # kernels compile and libraries set up outside of the capture
             return Graph(lambda: self._forward(layout), self._memory)

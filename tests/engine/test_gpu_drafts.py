@@ -167,7 +167,7 @@ class Trees:
     def check(self) -> None:
         """Those with trees are no farther from float32 than those with chains, but for what chance does."""
         errors = [_error(*(torch.cat(part) for part in zip(*found, strict=True))) for found in self._found.values()]
-        assert errors[1] < max(1.3 * errors[0], 1e-4)
+        assert errors[1] < max(1.5 * errors[0], 1e-4)
 
 
 @pytest.mark.parametrize("queries", [2, 16])
@@ -382,10 +382,11 @@ def test_without_memory_for_a_graph_steps_run_without_it(
     monkeypatch.setattr("engine.gpu.verify_graphs.Graph", lacking)
     monkeypatch.setattr(runner, "verify_graphs", fresh)
     runner.step([Row(0, 0, _ids(1, PROMPT), GREEDY)])
-    row = _checked(0, 2, start=PROMPT)
-    with torch.inference_mode():
-        expected = runner.logits([row]).max(-1).indices.tolist()
-    assert [token.token_id for token in runner.step([row])] == expected
+    chain = _checked(0, 2, start=PROMPT)
+    for row in (chain, _branching(_checked(0, 7, start=PROMPT), random.Random(3))):
+        with torch.inference_mode():
+            expected = runner.logits([row]).max(-1).indices.tolist()
+        assert [token.token_id for token in runner.step([row])] == expected
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl"])

@@ -277,16 +277,18 @@ def test_experts_that_are_liked_alike_are_taken_once_each(by_pairs: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_heads_of_encoders_turn(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tokens", "heads", "dim"), [(50, 9, 24), (5, 16, 72), (1, 16, 64)])
+def test_heads_of_encoders_turn(dtype: torch.dtype, tokens: int, heads: int, dim: int) -> None:
     from preprocess.blocks.gpu_kernels import rotate_heads_
 
-    qkv = _random(2, 50, 9 * 72, dtype=dtype).view(2, 50, 27, 24)
-    cos, sin = _random(50, 1, 24, dtype=dtype, seed=1), _random(50, 1, 24, dtype=dtype, seed=2)
+    qkv = _random(2, tokens, 3 * heads, dim, dtype=dtype)
+    cos, sin = _random(2, tokens, 1, dim, dtype=dtype, seed=1)
     wanted = qkv.double()
-    turned = wanted[:, :, :18] * cos.double() + wanted[:, :, :18].roll(12, -1) * sin.double()
-    rotate_heads_(qkv[:, :, :18], cos, sin)
-    _close(qkv[:, :, :18], turned, dtype)
-    assert torch.equal(qkv[:, :, 18:].double(), wanted[:, :, 18:])
+    both = wanted[:, :, : 2 * heads]
+    turned = both * cos.double() + both.roll(dim // 2, -1) * sin.double()
+    rotate_heads_(qkv[:, :, : 2 * heads], cos, sin)
+    _close(qkv[:, :, : 2 * heads], turned, dtype)
+    assert torch.equal(qkv[:, :, 2 * heads :].double(), wanted[:, :, 2 * heads :])
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -218,6 +218,13 @@ def test_a_look_that_a_busy_machine_made_dear_keeps_nobody_from_looking() -> Non
     assert looks(ahead, spare_s=3e-4, look_s=1e-4, steps=200) > 100
 
 
+def test_a_first_look_that_a_busy_machine_made_dear_keeps_nobody_from_looking_for_long() -> None:
+    ahead = Ahead()
+    ahead.looked(0.1)
+    looks(ahead, spare_s=0.0, look_s=1e-5, steps=1000)
+    assert looks(ahead, spare_s=0.0, look_s=1e-5, steps=200) > 20
+
+
 def test_an_answer_that_may_repeat_another_is_looked_at_at_once() -> None:
     ahead = Ahead()
     looks(ahead, spare_s=0.0, look_s=1e-3)
