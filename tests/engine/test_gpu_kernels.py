@@ -349,3 +349,15 @@ def test_tiles_fit_and_every_part_has_something_to_do(rows: int, hidden: int, in
         assert part * (tiles.splits - 1) < inputs
         shared = (tiles.rows + weights * tiles.columns) * tiles.depth * tiles.stages * 2
         assert shared < limit
+
+
+def test_a_device_with_little_shared_memory_has_the_smallest_tiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.gpu import skinny
+
+    rows = {count: torch.empty((count, skinny.LEAST_INPUTS), device=KERNEL_DEVICE) for count in (1, 16, 17, 64, 65)}
+    for large in (True, False):
+        monkeypatch.setattr(skinny, "has_large_tiles", lambda device, large=large: large)
+        few = [count for count, x in rows.items() if skinny.is_skinny(x, x.shape[1])]
+        of_heads = [count for count, x in rows.items() if skinny.is_skinny_for_heads(x, x.shape[1])]
+        assert (few, of_heads) == (([1, 16, 17, 64], [1, 16, 17]) if large else ([1, 16], []))
+    assert not skinny.is_skinny(rows[1], skinny.LEAST_INPUTS - 1)
