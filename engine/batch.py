@@ -236,6 +236,10 @@ class Flight(Protocol):
     @property
     def is_first(self) -> bool: ...
 
+    def wait(self) -> None:
+        """Until the batch is done."""
+        ...
+
     def result(self) -> list[SampledToken]:
         """Waits for the batch; then as `Runner.step`."""
         ...

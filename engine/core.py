@@ -12,7 +12,7 @@ With a runner that overlaps, a step runs one batch ahead of its results:
 
 What ended with n - 1 then computes one token in vain, which nobody sees. A step waits for results first where the next
 batch depends on them: grammars, penalties, drafts, memory running out. While drafts pay, each step waits; while they do
-not, `Speculator.is_due` has one wait now and then, to look whether they would.
+not, `Speculator.is_due` looks at the text that is known whether they would.
 """
 
 from __future__ import annotations
@@ -345,7 +345,8 @@ class Engine:
                 if sequence.serial not in self._flagged:
                     self._keep_path(part.chunk, standing)
                     kept = self._append(sequence, standing, now_s)
-                    if sequence.drafting is not None and sequence.drafting.proposed:
+                    drafting = sequence.drafting
+                    if drafting is not None and (drafting.proposed or drafting.watched):
                         self.speculator.verified(sequence, drafts, standing, kept)
                 if drafts and sequence.hold is not None:
                     self.kv.shrink(sequence.hold, sequence.num_computed)
@@ -354,7 +355,8 @@ class Engine:
         elapsed_s, self._landed_s = landed_s - max(batch.started_s, self._landed_s), landed_s
         self.budget.stepped(batch.plan.room, elapsed_s, batch.plan.encoding_s, self.speculator.drafting_s)
         if self.speculator.is_on:
-            self.speculator.stepped(batch.plan, elapsed_s, is_usual=batch.is_usual)
+            waited_s = self._execution.waited_s
+            self.speculator.stepped(batch.plan, elapsed_s, waited_s=waited_s, is_usual=batch.is_usual)
 
     def _keep_path(self, chunk: Chunk, standing: list[SampledToken]) -> None:
         """Put the slots of those drafts of a tree that stand in the order of the text; the others come behind."""

@@ -38,7 +38,11 @@ logger = logging.getLogger("beholder.engine")
 
 
 class Execution:
-    """The runner, seen from the engine."""
+    """The runner, seen from the engine.
+
+    Attributes:
+        waited_s: How long the last call of `collect` waited for the device.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Execution:
         self._vision = vision
         self._clock = clock
         self._budget = budget
+        self.waited_s = 0.0
 
     def encode(self, plan: Plan) -> set[int]:
         """Encode the pictures of the plan, or the slices that it names. Returns the keys of those where that failed."""
@@ -113,7 +118,10 @@ class Execution:
 
     def collect(self, flight: Flight, chunks: list[Chunk]) -> list[list[SampledToken]] | None:
         """Wait for what `launch` sent; then as `run`."""
+        started_s = self._clock()
         try:
+            flight.wait()
+            self.waited_s = self._clock() - started_s
             return _standing(flight.result(), chunks)
         except Exception:
             logger.exception("a batch of %d rows failed", len(chunks))

@@ -22,7 +22,8 @@ from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Pools, Told
 from engine.speculation.tree import offsets
 from engine.start_times import Lap, no_lap
-from preprocess.vision.slices import SlicedEncoder, SlicedEncoding, num_slices
+from preprocess.blocks.norm import Pair
+from preprocess.vision.slices import EncoderState, SlicedEncoder, SlicedEncoding, num_slices
 from preprocess.wire import SamplingParams
 
 DUMMY_SLOT: Final = 0
@@ -46,6 +47,12 @@ class VisionEncoder(SlicedEncoder, Protocol):
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """uint8 (tiles or frames, height, width, 3) → vision tokens (num_tokens, hidden * (1 + num_taps)) of each."""
+        ...
+
+    def run(self, state: EncoderState, num_layers: int, out: Pair | None = None) -> bool:
+        """See `SlicedEncoder.run`. With `out` what comes out and the norm of it that comes next are written there, and
+        what they were made of is not changed: so the same layers may run again.
+        """
         ...
 
 

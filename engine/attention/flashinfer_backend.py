@@ -1,10 +1,11 @@
 """Attention with FlashInfer's paged kernels on NVIDIA GPUs (Ye et al. 2025, arXiv:2501.01005), page size 1.
 
-One compiled kernel, the batched prefill with tensor cores, does chunks of any lengths in one batch; large ones take a
-faster one where the device has it: 93 instead of 172 µs for 2,048 tokens on an H200. Decode rows have a kernel of ours
-(`engine.gpu.decode_attention`). A step is planned once, on the host; every layer then runs by that plan. The modules
-are called directly, since the library's wrappers copy buffers at every plan that we keep in place, and would plan a
-captured step by the size they were made with.
+One compiled kernel, the batched prefill with tensor cores, does chunks of any lengths in one batch, and splits the keys
+of few tokens over more blocks. A faster one, where the device has it, does all whose keys need no splitting: 2,048
+tokens in 93 instead of 172 µs of an H200. Decode rows have a kernel of ours (`engine.gpu.decode_attention`). A step is
+planned once, on the host; every layer then runs by that plan. The modules are called directly, since the library's
+wrappers copy buffers at every plan that we keep in place, and would plan a captured step by the size they were made
+with.
 
     plan       host: lengths ─▶ tiles and splits ─▶ pinned ─▶ device workspace (behind everything in flight)
     captured   the same, but grids are padded to what the step's size may ever need, so that a graph can be replayed
@@ -19,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -35,8 +36,22 @@ from engine.gpu.tree_parts import tree_parts
 ENOUGH_TILES: Final = 96
 """So many blocks of 128 queries, by key head, keep the device busy without splitting their keys."""
 
-FEW_TOKENS: Final = 64
-"""The Hopper kernel has tiles of 128 tokens of one head: with fewer a row than this, most of them would be padding."""
+MANY_KEYS: Final = 2048
+"""So many a block of the Hopper kernel may read however few the tokens are. A thousand take it 12 µs of an H200; the
+other kernel takes 13 for its parts and 7 to 20 to put them together.
+"""
+
+TILE: Final = 128
+"""Tokens of one head that a block of the Hopper kernel takes."""
+
+FEW_TOKENS: Final = TILE // 2
+"""With fewer a row than this, most of such tiles would be padding."""
+
+BLOCKS: Final = 128
+"""So many run at once, about."""
+
+Reader = Literal["split", "whole", "hopper"]
+"""Who reads chunks: the one kernel with keys split or not, or the Hopper kernel, which cannot split them."""
 
 _FLOAT_BYTES: Final = 384 << 20
 _INT_BYTES: Final = 8 << 20
@@ -102,7 +117,7 @@ class Part(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class PartPlan:
     """A part that FlashInfer reads. int32 on the device: offsets of each row's new tokens and of its keys, and the
-    slots of all keys, row by row. `hopper`: which kernel it was planned for.
+    slots of all keys, row by row. `reader`: whom it was planned for.
     """
 
     backend: FlashInferAttention
@@ -113,7 +128,7 @@ class PartPlan:
     queries: torch.Tensor
     keys: torch.Tensor
     slots: torch.Tensor
-    hopper: bool = False
+    reader: Reader
 
     def read(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
         """See `Part.read`."""
@@ -213,18 +228,34 @@ class FlashInferAttention:
         if count:
             indices = torch.empty(int(lengths.keys[-1]), dtype=torch.int32, device=self.pool.device)
             gather_slots(self.slot_table, table_rows[ones:stop], keys, indices)
-            hopper = count >= FEW_TOKENS * (stop - ones) and self.prefers_hopper(count)
-            info = self.schedule(lengths, self._workspace, hopper=hopper)
-            parts.append(PartPlan(self, ones, count, self._workspace, info, query, keys, indices, hopper))
+            reader = self.reader(count, splits=self.splits(lengths, count))
+            if reader == "hopper" and count < FEW_TOKENS * (stop - ones):
+                reader = "whole" if self.is_whole(count) else "split"
+            info = self.schedule(lengths, self._workspace, reader)
+            parts.append(PartPlan(self, ones, count, self._workspace, info, query, keys, indices, reader))
         if stop < len(segments):
             parts += tree_parts(segments[stop:], ones + count, self.drafting)
         return StepPlan(self.pool, slots, parts)
 
-    def prefers_hopper(self, tokens: int) -> bool:
-        """Whether a part of so many tokens runs through the Hopper kernel: it is there, and busy without splits, which
-        it cannot make.
+    def reader(self, tokens: int, *, splits: bool) -> Reader:
+        """Who reads chunks of so many tokens, as things are now; `splits`: see there."""
+        if self.modules.hopper is not None and not splits:
+            return "hopper"
+        return "whole" if self.is_whole(tokens) else "split"
+
+    def splits(self, lengths: Lengths, tokens: int) -> bool:
+        """Whether the keys of such rows, in a step of so many tokens, are worth splitting: the tokens are few and some
+        keys many.
         """
-        return self._is_whole(tokens) and self.modules.hopper is not None
+        if self.is_whole(tokens):
+            return False
+        tiles = int((-(-np.diff(lengths.query) // TILE)).sum()) * self.num_heads
+        return -(-tiles // BLOCKS) * int(np.diff(lengths.keys).max()) > MANY_KEYS
+
+    def is_whole(self, tokens: int) -> bool:
+        """Whether so many tokens keep the device busy without splitting their keys, whatever they are."""
+        blocks = -(-tokens * (self.num_heads // self.num_kv_heads) // TILE) * self.num_kv_heads
+        return blocks >= ENOUGH_TILES
 
     def run(self, layer: int, part: PartPlan, query: torch.Tensor, out: torch.Tensor) -> None:
         """One layer's attention of a part, (tokens, heads, dim) each."""
@@ -247,7 +278,7 @@ class FlashInferAttention:
             -1,  # no window
             False,  # no programmatic dependent launch
         )
-        if part.hopper:
+        if part.reader == "hopper":
             module: Any = self.modules.hopper
             module.paged_run(
                 *arguments,
@@ -268,13 +299,12 @@ class FlashInferAttention:
                 0,
             )
 
-    def schedule(self, lengths: Lengths, workspace: Workspace, *, padded_tokens: int = 0, hopper: bool = False) -> Any:
+    def schedule(self, lengths: Lengths, workspace: Workspace, reader: Reader, *, padded_tokens: int = 0) -> Any:
         """Plans on the host and sends the plan to `workspace`. `padded_tokens`: for a captured step of that size."""
         key_lengths = np.diff(lengths.keys)
         tokens = padded_tokens or int(lengths.query[-1])
-        is_whole = self._is_whole(tokens)
         pinned = workspace.take()
-        if is_whole and padded_tokens and not hopper:
+        if reader == "whole" and padded_tokens:
             # Without splits nobody tells the tiles that padding adds to stop: they do tile 0 again.
             pinned[:_PLAN_BYTES].zero_()
         arguments = (
@@ -295,19 +325,13 @@ class FlashInferAttention:
             True,
             -1,
         )
-        if hopper:
+        if reader == "hopper":
             module: Any = self.modules.hopper
             info = module.plan(*arguments)
         else:
-            # Splitting keys costs a pass that puts results together again.
-            info = self.modules.tiled.plan(*arguments, -1, is_whole, 0, 0)
+            info = self.modules.tiled.plan(*arguments, -1, reader == "whole", 0, 0)
         workspace.planned()
         return info
-
-    def _is_whole(self, tokens: int) -> bool:
-        """Whether so many tokens keep the device busy without splitting their keys."""
-        blocks = -(-tokens * (self.num_heads // self.num_kv_heads) // 128) * self.num_kv_heads
-        return blocks >= ENOUGH_TILES
 
 
 def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int32]:

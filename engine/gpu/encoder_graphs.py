@@ -6,7 +6,8 @@ launches, which cost the host more time than the device.
                                 └ taps ┘
 
 Between any two other work may run, such as steps with graphs of their own. So what goes from one to the next is in
-buffers that no graph allocates, and each reads one and writes the other. A picture whose shape's buffers another one
+buffers that no graph allocates, and each reads one and writes the other: x, and its norm besides, since whoever sums x
+up has it in hand. A picture whose shape's buffers another one
 is using is encoded without graphs, as are shapes that are new or large: all to the same result.
 
 Pieces are captured before the first user for shapes that are known then, in idle moments for those that have come, and
@@ -74,7 +75,8 @@ class ShapeGraphs:
         self._pixels = torch.empty_like(batch)
         # What a state holds beside x and taps depends on the shape alone.
         self._constant = encoder.begin(batch)
-        self._x = self._constant.x, torch.empty_like(self._constant.x)
+        x = self._constant.x
+        self._buffers = (x, torch.empty_like(x)), (torch.empty_like(x), torch.empty_like(x))
         self._taps: dict[int, list[torch.Tensor]] = {}
         self._graphs: dict[int, Graph[list[torch.Tensor]]] = {}
         self._num_groups = -(-encoder.num_layers // self._layers)
@@ -91,7 +93,8 @@ class ShapeGraphs:
         """Of the buffers."""
         taps = [tap for own in self._taps.values() for tap in own]
         results = [tokens for graph in self._graphs.values() for tokens in graph.result]
-        return sum(tensor.nbytes for tensor in (self._pixels, *self._x, *taps, *results))
+        kept = (tensor for buffer in self._buffers for tensor in buffer)
+        return sum(tensor.nbytes for tensor in (self._pixels, *kept, *taps, *results))
 
     def prepare(self) -> bool:
         """Capture the next piece, of a picture that nobody sends. False: all are captured."""
@@ -103,7 +106,7 @@ class ShapeGraphs:
 
     def begin(self, batch: torch.Tensor) -> Underway:
         """Pixels → patches."""
-        state = Underway(self._x[0], self._constant.grid, layers=self._layers, graphs=self)
+        state = Underway(self._buffers[0][0], self._constant.grid, layers=self._layers, graphs=self)
         self._user = weakref.ref(state)
         self._pixels.copy_(batch)
         self._run(0)
@@ -147,20 +150,21 @@ class ShapeGraphs:
     def _piece(self, index: int) -> list[torch.Tensor]:
         """What is captured: reads buffers and writes others, so that it may run again. The last gives vision tokens."""
         if index == 0:
-            self._x[0].copy_(self._encoder.begin(self._pixels).x)
+            self._buffers[0][0].copy_(self._encoder.begin(self._pixels).x)
             return []
-        known, source = self._constant, self._x[(index - 1) % 2]
-        state = EncoderState(source, known.grid, known.rotation, known.order, known.windows)
+        known, (x, normed) = self._constant, self._buffers[(index - 1) % 2]
+        state = EncoderState(x, known.grid, known.rotation, known.order, known.windows)
+        if index > 1:
+            state.normed = normed
         if index > self._num_groups:
             state.taps = [tap for own in self._taps.values() for tap in own]
             return [self._encoder.finish(state)]
         state.next_layer = (index - 1) * self._layers
-        self._encoder.run(state, self._layers)
+        self._encoder.run(state, self._layers, self._buffers[index % 2])
         if index not in self._taps:
             self._taps[index] = [tap.clone() for tap in state.taps]
         for kept, tap in zip(self._taps[index], state.taps, strict=True):
             kept.copy_(tap)
-        self._x[index % 2].copy_(state.x)
         return []
 
 

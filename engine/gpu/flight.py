@@ -30,6 +30,10 @@ class CudaFlight:
         self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
+    def wait(self) -> None:
+        """See `engine.batch.Flight.wait`."""
+        self._copied.synchronize()
+
     def result(self) -> list[SampledToken]:
         """See `engine.batch.Flight.result`."""
         self._copied.synchronize()
@@ -52,6 +56,11 @@ class JoinedFlight:
         self._flights = flights
         self._parts = parts
         self._counts = counts
+
+    def wait(self) -> None:
+        """See `engine.batch.Flight.wait`."""
+        for flight in self._flights:
+            flight.wait()
 
     def result(self) -> list[SampledToken]:
         """See `engine.batch.Flight.result`."""

@@ -4,8 +4,10 @@
               └────────── decode size ──────────────┘└──────── prompt size ────────┘
 
 A step's tokens fill up the next captured pair of sizes. Attention runs once over the decode rows and once over the
-chunks, each with a kernel or tiles of its own. Padding belongs to nobody: its place in the slot table is a row behind
-the last, so that it reads and writes the dummy slot alone, and nobody looks at what it draws.
+chunks, each with a kernel or tiles of its own. Steps of few prompt tokens are captured twice where the Hopper kernel is
+there, which cannot split keys: for it, and for many keys, which are split. Padding belongs to nobody: its place in the
+slot table is a row behind the last, so that it reads and writes the dummy slot alone, and nobody looks at what it
+draws.
 
 Before the first user only a few sizes are captured, each twice the one before; the others, and those for which a faster
 kernel has been compiled since, while there is nothing to do. Until then the next larger size serves.
@@ -22,14 +24,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.flashinfer_backend import FlashInferAttention, Lengths, Part, PartPlan, StepPlan, Workspace
+from engine.attention.flashinfer_backend import (
+    FlashInferAttention,
+    Lengths,
+    Part,
+    PartPlan,
+    Reader,
+    StepPlan,
+    Workspace,
+)
 from engine.batch import Row, RowSampling
 from engine.gpu.decode_attention import DecodePart, DecodeRows, part_keys
 from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw, temperature_of
-from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, coarse, decode_sizes, prompt_sizes, sizes_beside
+from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, Size, coarse, decode_sizes, prompt_sizes, sizes_beside
 from engine.sampling import noise_key
 
 MOST_CHUNKS: Final = 16
@@ -146,7 +156,7 @@ class StepResult:
 class _Captured:
     graph: Graph[tuple[torch.Tensor, torch.Tensor]]
     chunk_plan: list[int]
-    hopper: bool
+    reader: Reader
 
 
 class StepGraphs:
@@ -192,24 +202,31 @@ class StepGraphs:
         self._vision = torch.zeros((longest.prompt, width), dtype=attention.pool.dtype, device=device)
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspace = Workspace(device)
-        self._captured: dict[tuple[int, int], _Captured] = {}
-        self._chosen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._captured: dict[Size, _Captured] = {}
+        self._chosen: dict[Size, Size] = {}
         self.memory = GraphMemory()
 
-    def sizes(self) -> list[tuple[int, int]]:
-        """Decode rows and tokens of chunks of all graphs, largest first, so that the smaller ones share its memory."""
+    def sizes(self) -> list[Size]:
+        """Of all graphs, largest first, so that the smaller ones share its memory."""
         sizes = [
-            *((size, prompt) for prompt, sizes in self._sizes_beside.items() for size in sizes),
-            *((size, 0) for size in self._decode_sizes),
+            *(Size(size, prompt) for prompt, sizes in self._sizes_beside.items() for size in sizes),
+            *(Size(size, 0) for size in self._decode_sizes),
         ]
-        return sorted(sizes, key=sum, reverse=True)
+        sizes += [Size(decode, prompt, splits=True) for decode, prompt, _ in sizes if self._reads_twice(prompt)]
+        return sorted(sizes, key=lambda size: (size.decode + size.prompt, size), reverse=True)
 
-    def first_sizes(self) -> list[tuple[int, int]]:
+    def first_sizes(self) -> list[Size]:
         """Those that serve every step, if not as fast as all together. In the order of `sizes`."""
-        first = {*itertools.product((0, self.most), coarse(self._prompt_sizes))}
-        first |= {(EARLY_ROWS, prompt) for prompt in self._prompt_sizes if prompt <= LITTLE}
-        first |= {(size, 0) for size in coarse(self._decode_sizes)}
+        prompts = coarse(self._prompt_sizes)
+        first = {Size(decode, prompt) for decode, prompt in itertools.product((0, self.most), prompts)}
+        first |= {Size(EARLY_ROWS, prompt) for prompt in self._prompt_sizes if prompt <= LITTLE}
+        first |= {Size(self.most, prompt, splits=True) for prompt in prompts}
+        first |= {Size(size, 0) for size in coarse(self._decode_sizes)}
         return [size for size in self.sizes() if size in first]
+
+    def _reads_twice(self, prompt: int) -> bool:
+        reader = self._attention.reader
+        return prompt > 0 and reader(prompt, splits=True) == "split" != reader(prompt, splits=False)
 
     def capture(self) -> None:
         """Capture what the first steps need."""
@@ -220,7 +237,7 @@ class StepGraphs:
         """Capture one size that is missing, or that a faster kernel serves by now. False: there is none."""
         for size in self.sizes():
             known = self._captured.get(size)
-            if known is None or (not known.hopper and self._attention.prefers_hopper(size[1])):
+            if known is None or (size.prompt and known.reader != self._reader(size)):
                 self._take(size)
                 return True
         return False
@@ -233,25 +250,29 @@ class StepGraphs:
         whole = self._decoder
         self._decoder = whole.thin()
         alike = {prompt for prompt in self._prompt_sizes[:-1] if prompt not in KINDS}
-        for decode, prompt in [size for size in self.sizes() if size[1] not in alike]:
-            layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
-            self._forward(layout, self._send(StepRows([], [], []), layout, hopper=False), hopper=False)
+        for size in [size for size in self.sizes() if size.prompt not in alike and not size.splits]:
+            layout = Layout(size.decode, size.prompt, MOST_CHUNKS if size.prompt else 0)
+            self._forward(layout, self._send(StepRows([], [], []), layout, "split"), "split")
         self._decoder = whole
 
-    def _take(self, size: tuple[int, int]) -> None:
-        self._captured[size] = self._capture(*size)
+    def _take(self, size: Size) -> None:
+        self._captured[size] = self._capture(size)
         self._chosen.clear()
 
-    def _choose(self, decode: int, prompt: int) -> tuple[int, int]:
+    def _choose(self, wanted: Size) -> Size:
         """The smallest captured size that a step fits into."""
-        chosen = self._chosen.get((decode, prompt))
+        chosen = self._chosen.get(wanted)
         if chosen is None:
             fitting = [
                 size
-                for size in self._captured
-                if size[0] >= decode and size[1] >= prompt and (size[1] > 0) == (prompt > 0)
+                for size, captured in self._captured.items()
+                if size.decode >= wanted.decode
+                and size.prompt >= wanted.prompt
+                and (size.prompt > 0) == (wanted.prompt > 0)
+                and (captured.reader != "hopper" or not wanted.splits or self._attention.is_whole(size.prompt))
+                and (wanted.splits or not size.splits)
             ]
-            chosen = self._chosen[decode, prompt] = min(fitting, key=lambda size: (size[1], size[0]))
+            chosen = self._chosen[wanted] = min(fitting, key=lambda size: (size.prompt, size.decode))
         return chosen
 
     def prompt_size(self, tokens: int) -> int:
@@ -270,9 +291,13 @@ class StepGraphs:
     @torch.inference_mode()
     def run(self, rows: StepRows) -> StepResult:
         """Launches a step that `fits`."""
-        decode, prompt = self._choose(len(rows.decodes), rows.num_prompt_tokens)
-        captured = self._captured[decode, prompt]
-        plan = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), hopper=captured.hopper)
+        lengths = _chunk_lengths(rows.chunks)
+        tokens = rows.num_prompt_tokens
+        splits = tokens > 0 and self._attention.splits(lengths, tokens)
+        size = self._choose(Size(len(rows.decodes), tokens, splits))
+        decode, prompt, _ = size
+        captured = self._captured[size]
+        plan = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), captured.reader)
         if list(plan) != captured.chunk_plan:
             raise RuntimeError(f"a step of {decode} + {prompt} tokens was captured for another plan of attention")
         if prompt:
@@ -291,8 +316,8 @@ class StepGraphs:
                 self._vision[first : first + part.count] = source.view(part.count, -1)
             at += len(row.token_ids)
 
-    def _send(self, rows: StepRows, layout: Layout, *, hopper: bool) -> Any:
-        """Inputs and the plan of chunks' attention to the device, padded. `hopper`: which kernel reads chunks."""
+    def _send(self, rows: StepRows, layout: Layout, reader: Reader) -> Any:
+        """Inputs and the plan of chunks' attention to the device, padded."""
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
         parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
         parts["places"].fill(self.most)
@@ -340,28 +365,28 @@ class StepGraphs:
             parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
         chunk_plan: Any = ()
         if layout.prompt:
-            new, total = np.zeros((2, layout.chunks), np.int32)
-            new[: len(rows.chunks)] = [len(row.token_ids) for row in rows.chunks]
-            total[: len(rows.chunks)] = [row.start + len(row.token_ids) for row in rows.chunks]
-            of_chunks = Lengths.of(new, total)
+            of_chunks = _chunk_lengths(rows.chunks, layout.chunks)
             parts["chunk_queries"][:] = of_chunks.query
             parts["chunk_keys"][:] = of_chunks.keys
             parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
             schedule = self._attention.schedule
-            chunk_plan = schedule(of_chunks, self._workspace, padded_tokens=layout.prompt, hopper=hopper)
+            chunk_plan = schedule(of_chunks, self._workspace, reader, padded_tokens=layout.prompt)
         self._inputs[: layout.length].copy_(staged, non_blocking=True)
         return chunk_plan
 
     @torch.inference_mode()
-    def _capture(self, decode: int, prompt: int) -> _Captured:
-        layout = Layout(decode, prompt, MOST_CHUNKS if prompt else 0)
-        hopper = self._attention.prefers_hopper(prompt)
-        plan = self._send(StepRows([], [], []), layout, hopper=hopper)
-        self._forward(layout, plan, hopper=hopper)  # kernels compile and libraries set up outside of the capture
-        graph = Graph(lambda: self._forward(layout, plan, hopper=hopper), self.memory)
-        return _Captured(graph, list(plan), hopper)
+    def _capture(self, size: Size) -> _Captured:
+        layout = Layout(size.decode, size.prompt, MOST_CHUNKS if size.prompt else 0)
+        reader = self._reader(size)
+        plan = self._send(StepRows([], [], []), layout, reader)
+        self._forward(layout, plan, reader)  # kernels compile and libraries set up outside of the capture
+        graph = Graph(lambda: self._forward(layout, plan, reader), self.memory)
+        return _Captured(graph, list(plan), reader)
 
-    def _forward(self, layout: Layout, chunk_plan: Any, *, hopper: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _reader(self, size: Size) -> Reader:
+        return self._attention.reader(size.prompt, splits=size.splits)
+
+    def _forward(self, layout: Layout, chunk_plan: Any, reader: Reader) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
         parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
         decode, tokens = layout.decode, layout.tokens
@@ -376,7 +401,7 @@ class StepGraphs:
             queries, keys, workspace = parts["chunk_queries"], parts["chunk_keys"], self._workspace
             slots_of, attention = self._chunk_slots, self._attention
             of_step.append(
-                PartPlan(attention, decode, layout.prompt, workspace, chunk_plan, queries, keys, slots_of, hopper)
+                PartPlan(attention, decode, layout.prompt, workspace, chunk_plan, queries, keys, slots_of, reader)
             )
         plan = StepPlan(self._attention.pool, slots, of_step, pad=layout.prompt > 0)
         hidden = self._decoder.model.embed(token_ids)
@@ -403,3 +428,11 @@ class StepGraphs:
         temperatures = parts["temperatures"].view(torch.float32)
         draw(logits, temperatures, keys, drawn, self._future, parts["sample_places"])
         return logits, drawn
+
+
+def _chunk_lengths(chunks: Sequence[Row], count: int = 0) -> Lengths:
+    """Of chunks, and of so many with padding."""
+    new, total = np.zeros((2, max(count, len(chunks))), np.int32)
+    new[: len(chunks)] = [len(row.token_ids) for row in chunks]
+    total[: len(chunks)] = [row.start + len(row.token_ids) for row in chunks]
+    return Lengths.of(new, total)

@@ -5,7 +5,7 @@ rows with drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 LITTLE: Final = 256
 """Chunks of so many tokens come beside streams most of all; they are captured early, with `EARLY_ROWS`."""
@@ -19,6 +19,14 @@ MOST_CHECKED: Final = 512
 """Tokens of a captured step of rows with drafts. Their logits take most of its memory: 300 MiB at a vocabulary of
 152,000.
 """
+
+
+class Size(NamedTuple):
+    """Of a captured step: decode rows, tokens of chunks, and whether it is for chunks whose keys are split."""
+
+    decode: int
+    prompt: int
+    splits: bool = False
 
 
 def decode_sizes(most: int) -> list[int]:

@@ -73,6 +73,10 @@ class Acceptance:
         if right and guessed > 1:
             self._later.add(right - 1, min(right, guessed - 1))
 
+    def add_later(self, right: int) -> None:
+        """Of one guess behind others that were right."""
+        self._later.add(right, 1)
+
     def rates(self, prior: Rates, weight: float) -> Rates:
         """The rates, where `prior` counts as much as `weight` trials."""
         return Rates(self._first.rate(prior.first, weight), self._later.rate(prior.later, weight))

@@ -7,6 +7,13 @@ struct Proposal {
     int32_t ids[MOST];
 };
 
+// A proposal of which nothing was checked, and whose guesses before `at` have come.
+struct Watched {
+    Proposal proposal;
+    int at = 0;
+    bool is_over() const { return at >= proposal.length; }
+};
+
 int agreement(const int32_t* one, int length, const int32_t* other, int count) {
     int same = 0;
     while (same < length && same < count && one[same] == other[same]) same++;
@@ -24,6 +31,7 @@ struct Sequence {
     Acceptance own[KINDS];
     Proposal proposals[PROPOSALS];
     int num_proposals = 0;
+    Watched watched;
 };
 
 struct Guesses {
@@ -58,7 +66,29 @@ struct Guesses {
             learn(sequence, own.kind, agreement(own.ids, guessed, asked.ids, num_said), guessed);
         }
         if (sequence.num_proposals > 1) learn_rescues(sequence, asked, num_said);
+        watch(sequence, asked);
         sequence.num_proposals = 0;
+    }
+
+    // As `Beliefs.watch` of beliefs.py.
+    void watch(Sequence& sequence, const Asked& asked) {
+        Watched& watched = sequence.watched;
+        if (asked.checked) {
+            watched.at = watched.proposal.length;
+            return;
+        }
+        int i = 0;
+        if (watched.is_over()) {
+            if (!sequence.num_proposals || sequence.proposals[0].ids[0] != asked.ids[0]) return;
+            watched.proposal = sequence.proposals[0], watched.at = i = 1;
+        }
+        for (; i < asked.num_new && !watched.is_over(); i++) {
+            const bool is_right = watched.proposal.ids[watched.at] == asked.ids[i];
+            Acceptance& own = sequence.own[watched.proposal.kind];
+            general[watched.proposal.kind].later.add(is_right, 1, rules.source_memory);
+            if (own.first.trials > 0.0) own.later.add(is_right, 1, rules.sequence_memory);
+            watched.at = is_right ? watched.at + 1 : watched.proposal.length;
+        }
     }
 
     // Where those asked before were wrong, were those behind them right?

@@ -72,6 +72,8 @@ class Drafting:
         tree: What the step's drafts were taken from where they are more than `chosen`.
         drafts: Those drafts.
         opens: They were guesses of the answer's first tokens.
+        watched: What is left of a proposal of which nothing was checked, and all was right so far; of `watched_kind`.
+        is_followed: Whether anything is guessed of it or remembered.
     """
 
     states: dict[str, object] = field(default_factory=dict)
@@ -82,6 +84,9 @@ class Drafting:
     tree: DraftTree | None = None
     drafts: Drafts = NO_DRAFTS
     opens: bool = False
+    watched: Ordered[int] = ()
+    watched_kind: Kind = Kind.REPLAY
+    is_followed: bool = True
 
     def forget(self) -> None:
         """What was proposed: a step has shown what came of it, or will never."""

@@ -1,9 +1,8 @@
 """Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
 
-Sources that guess but are not checked are judged all the same, by whether the token that came was their first guess; so
-a source that has become good is noticed while nothing is drafted, and costs the model nothing. But who agrees with the
-best one is not: often right where everybody is, it may be wrong whenever a guess hangs on it. A draft model or a head
-is no such source: it is asked only when it has been decided how much it shall guess (see `model_drafting`).
+What came of guesses is kept in `beliefs`; who decides how much is checked is `lengths`; where steps run ahead of their
+results, `ahead` says when those are waited for. A draft model or a head is asked only when it has been decided how much
+it shall guess (see `model_drafting`).
 """
 
 from __future__ import annotations
@@ -13,19 +12,23 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Final, Literal
 
-from engine.speculation.acceptance import Acceptance, Rates
+from engine.speculation.ahead import Ahead
+from engine.speculation.asking import SURE, allowed, asked
+from engine.speculation.beliefs import MAX_BRANCHES, PRIOR_WEIGHT, RESCUE, SEQUENCE_MEMORY, SOURCE_MEMORY, Beliefs
 from engine.speculation.controller import Controller
-from engine.speculation.drafting import Drafting, Kind, Proposal, Source, agreement
+from engine.speculation.drafting import Drafting, Proposal, Source, agreement
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
-from engine.speculation.lengths import Candidate, Lengths
+from engine.speculation.lengths import Candidate, Lengths, Offer
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.native_sources import MOST, NativeSources, library
 from engine.speculation.ngram import NGrams
+from engine.speculation.step_reports import Outcome, StepReports, is_plain
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
+from engine.speculation.upkeep import TIMED, Upkeep, Work
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
@@ -38,30 +41,19 @@ MODELS: Final = ("draft-model", "head")
 UNKNOWN: Final = -1
 """Stands for a guess that a model has yet to make."""
 
-SEQUENCE_MEMORY: Final = 24
-SOURCE_MEMORY: Final = 256
-SURE: Final = 0.5
-PRIOR_WEIGHT: Final = 3.0
-"""What other sequences' guesses are worth, in trials of a sequence's own."""
-MAX_BRANCHES: Final = 3
-"""Proposals that a tree takes in beside the best one."""
-RESCUE: Final = 0.5
-"""Where others have guessed wrongly, a source is believed so much less at first."""
 PATIENCE: Final = 6
 MOST_PATIENCE: Final = 4
 """Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
 being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
-TIMED: Final = 4
-"""One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
-UNTIMED: Final = 7
-"""Of plain steps alike so many in a row are not timed, since timing them costs as well."""
-MOSTLY: Final = 0.75
-"""Of a step's tokens so many must be of prompts, that its time may tell what those take."""
-LONGEST_REST: Final = 64
-"""An engine that runs ahead of its results waits for them to look for guesses at least once in so many steps, where
-`Lengths.rest` does not say otherwise.
+OPENINGS: Final = 3
+"""The same of so many looks for an answer's first tokens, unless it may repeat an earlier one."""
+FOLLOWED: Final = (8, 64)
+"""While more was lost than may be, one answer of so many is followed all the same, so that a change is noticed: after
+each that was in vain one of twice as many.
 """
+AGAIN: Final = 64
+"""Where none of the answers is followed, it is asked after so many steps whether they shall be."""
 
 
 class Speculator:
@@ -105,13 +97,11 @@ class Speculator:
         self._takes_trees = takes_trees
         self._waits = waits
         self._clock = clock
-        self._looking_s = 0.0  # before the step that is under way
-        self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
-        self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
-        self._gained = 0
-        self._opened = 0
-        self.drafting_s = 0.0
-        """What a model took to guess before the step that is under way."""
+        self._upkeep = Upkeep(clock)
+        self.beliefs = Beliefs()
+        self._ahead = Ahead()
+        self._reports = StepReports()
+        self._outcome = Outcome()
         self._is_expected = False  # an answer has begun of whose like something is remembered
         self._may_stake = False  # and nothing was staked on it yet
         self._num_unasked = 0  # steps since the controller was asked
@@ -119,13 +109,13 @@ class Speculator:
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
         self._num_fruitless = 0  # looks since they bore fruit
-        self._timed_rows = 0
-        self._untimed = 0
-        self._rest = 0
-        self._next_rest = 1
-        self._hope = 0  # the same for the first tokens of answers that may repeat others
-        self._next_hope = 1
-        self._num_ahead = 0  # steps since results were waited for to look
+        self._num_closed = 0  # the same of first tokens, since they were not looked for
+        self._num_fruitless_openings = 0
+        self._num_forgotten = 0  # answers since one was followed
+        self._one_of = FOLLOWED[0]
+        self._rows = 1  # that decoded in the last step
+        self._num_ahead = -1  # steps whose results came since drafts were looked for
+        self._is_due = False  # they were waited for because of what was promised
         self._is_waiting = False  # for results before the next step, because of guesses
         self._is_idle = False  # was the device before the step that is under way, and nothing came of it
 
@@ -145,34 +135,39 @@ class Speculator:
         """Whether anybody guesses."""
         return bool(self.sources) or self.model is not None
 
+    @property
+    def drafting_s(self) -> float:
+        """What a model took to guess before the step that is under way."""
+        return self._outcome.drafting_s
+
     def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
-        can be made: while the last ones were worth checking, and else ever more rarely, as far as that can be paid. In
-        the same way where the first token of an answer is on its way that may repeat an earlier one.
+        can be made: what would be guessed of the text that is known promises enough. Whoever decodes has a token in
+        flight.
         """
-        if not self.is_on:
+        self._is_due = self._is_waiting = False
+        if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
             return False
-        rows, echo = len(running), None if self._hope else self._echo
-        is_due = (not self._rest and self._may_wait(rows)) or (
-            echo is not None
-            and any(new.num_pending and not new.output_ids and echo.resembles(new) for new in running)
-            and (self._next_hope < LONGEST_REST or self._may_wait(rows))
-        )
-        self._is_waiting = is_due
-        return is_due
+        is_new = running[-1].drafting is None
+        if not is_new and self.model is None and not self._ahead.may_look():
+            return False
+        decoding = [sequence for sequence in running if sequence.num_pending and not sequence.is_ending]
+        self._begin_all(decoding)
+        is_promising = bool(self.sources) and self._ahead.may_look() and self._promises(decoding)
+        self._is_due = self._is_waiting = is_promising or self._is_model_due(len(decoding))
+        self._is_expected = self._is_expected and self._is_due
+        return self._is_due
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
-        repeats = False  # an answer has begun of whose like something is remembered
-        for sequence in sequences:
-            drafting = sequence.drafting
-            if drafting is None:
-                _, is_repeating = self._begin(sequence)
-                repeats = repeats or is_repeating
-            elif drafting.proposed:
-                drafting.forget()  # it was retracted before anybody knew what came of that
-        drafts = self._look(sequences, room) if room else None
-        self._looked(found=drafts is not None, repeats=repeats)
+        self._rows = len(sequences)
+        self._begin_all(sequences)
+        is_followed = any(other.drafting is not None and other.drafting.is_followed for other in sequences)
+        is_followed = is_followed or self._follow_again(sequences)
+        drafts = self._look(sequences, room) if room and is_followed else None
+        if self._is_due:
+            self._is_due = False
+            self._ahead.waited(found=drafts is not None)
         self._is_idle, self._is_waiting = self._is_waiting and drafts is None, drafts is not None
         self._num_ahead = -1  # the step that begins now does not run ahead
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
@@ -185,15 +180,18 @@ class Speculator:
         if limit <= 0 or not self.sources:
             return ()
         drafting = sequence.drafting
+        is_repeating = False
         if drafting is None:
-            drafting, _ = self._begin(sequence)
+            drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not self.controller.may_open(rows):
+        if not drafting.is_followed or not self._may_open(is_repeating) or not self.controller.may_open(rows):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
-        length = self.controller.open(rows, prompt, gains, self._clock() - started_s)
+        looking_s = self._clock() - started_s
+        self._outcome.looking_s += looking_s
+        length = self.controller.open(rows, prompt, gains, looking_s)
         guesses = () if proposal is None else tuple(proposal.token_ids[:length])
         if guesses and self._native is not None and sequence.grammar is not None:
             guesses = guesses[: sequence.grammar.count_allowed(guesses)]
@@ -211,13 +209,14 @@ class Speculator:
             return list(drafts)
         guessed = self.model.draft([(sequences[index], len(drafts[index].token_ids)) for index in asked])
         if self.model.took is not None:
-            self.drafting_s += sum(self.model.took[3:])
+            self._outcome.drafting_s += sum(self.model.took[3:])
             self.controller.guessed(*self.model.took)
         complete = list(drafts)
         for index, token_ids in zip(asked, guessed, strict=True):
             sequence, drafting = sequences[index], sequences[index].drafting
             assert drafting is not None
-            proposal = self._allowed(sequence, Proposal(self.model.kind, token_ids)) if token_ids else None
+            made = Proposal(self.model.kind, token_ids) if token_ids else None
+            proposal = None if made is None else allowed(sequence, made, self._vocab_size)
             own = NO_DRAFTS if proposal is None else Drafts(tuple(proposal.token_ids))
             if proposal is not None:
                 drafting.proposed.insert(0, proposal)
@@ -233,15 +232,20 @@ class Speculator:
         after its end.
         """
         drafting = sequence.drafting
-        if drafting is None or not drafting.proposed:
+        if drafting is None:
             return
         chosen, said = drafting.chosen, [token.token_id for token in standing]
+        if not drafting.proposed:
+            self.beliefs.watch(drafting, said)
+            return
         num_accepted = max(num_kept - 1, 0)
         if drafts and chosen is not None:
             if drafting.opens:
-                self._opened += num_accepted
+                self._outcome.opened += num_accepted
+                if 3 * num_accepted >= len(drafts):
+                    self._num_fruitless_openings = 0
             else:
-                self._gained += num_accepted
+                self._outcome.gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
             if drafting.tree is not None:
                 self._verified_tree(drafting, chosen, drafting.tree, said, num_accepted)
@@ -251,71 +255,154 @@ class Speculator:
                 if drafting.told is not None and not is_model:
                     drafting.told.checked(len(said), len(drafts))
                 else:
-                    self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                    self.beliefs.learn(drafting, chosen.kind, len(said) - 1, len(drafts))
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
-            best = drafting.proposed[0]
-            for proposal in drafting.proposed:
-                if proposal is best:
-                    is_learnt = bool(drafts) and chosen is not None
-                else:  # who says what the best does anyway: no guess hung on it
-                    is_learnt = proposal.token_ids[0] == best.token_ids[0]
-                if not is_learnt:
-                    self._learn(drafting, proposal.kind, int(proposal.token_ids[0] == said[0]), 1)
-            if len(drafting.proposed) > 1:
-                self._learn_rescues(drafting, said)
+            self.beliefs.judge(drafting, said, is_best_known=bool(drafts) and chosen is not None)
         drafting.forget()
 
-    def stepped(self, plan: Plan, elapsed_s: float, *, is_usual: bool = True) -> None:
-        """A step took so long, from scheduling or the results of the one before it to its own results. `is_usual`: see
-        `Batch`.
+    def stepped(self, plan: Plan, elapsed_s: float, *, waited_s: float = 0.0, is_usual: bool = True) -> None:
+        """A step took so long, from scheduling or the results of the one before it to its own results, for which the
+        host waited at last. `is_usual`: see `Batch`.
         """
-        gained, self._gained = self._gained, 0
-        opened, self._opened = self._opened, 0
-        drafting_s, self.drafting_s = self.drafting_s, 0.0
-        looking_s, self._looking_s = self._looking_s, 0.0
-        self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
-        if self._waits:
-            self._passed(plan, elapsed_s - looking_s)
-        if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
+        outcome, self._outcome = self._outcome, Outcome()
+        elapsed_s -= outcome.looking_s
+        self._passed(plan, elapsed_s, waited_s)
+        if not is_usual or (outcome.drafting_s == 0.0 and self._reports.is_known(plan)):
             return
-        decoding = [
-            chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
-        ]
-        tokens = sum(chunk.count for chunk in decoding)
-        if len(decoding) < len(plan.chunks):
-            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s)
-        if 3 * gained >= tokens - len(decoding) > 0:
+        load = plan.room.load
+        is_paid = not self._waits and load.tokens > load.rows
+        started_s = self._upkeep.start(Work.LEARN) if is_paid else None
+        if self._reports.report(plan, outcome, elapsed_s, self.controller):
             self._num_fruitless = 0
-            self._next_rest = 1
-        if not plan.encodings and len(decoding) == len(plan.chunks):
-            has_trees = any(chunk.parents is not None for chunk in decoding)
-            taken_s = elapsed_s - drafting_s - looking_s
-            self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
-        elif not decoding and plan.chunks and not plan.encodings:
-            self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
-        elif drafting_s > 0.0 or tokens > len(decoding):
-            self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+        if is_paid:
+            self.controller.spent(load.rows, self._upkeep.stop(Work.LEARN, started_s))
+
+    def _begin_all(self, sequences: Ordered[Sequence]) -> None:
+        """They will be looked at."""
+        for sequence in sequences:
+            drafting = sequence.drafting
+            if drafting is None:
+                self._begin(sequence)
+            elif drafting.proposed:
+                drafting.forget()  # it was retracted before anybody knew what came of that
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""
-        drafting = sequence.drafting = Drafting()
+        started_s = self._upkeep.start(Work.GREET)
+        begun = self._begun(sequence)
+        self._paid(self._rows, self._upkeep.stop(Work.GREET, started_s))
+        return begun
+
+    def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
+        drafting = sequence.drafting = Drafting(is_followed=self._may_follow())
+        if not drafting.is_followed:
+            return drafting, False
         if self._echo is None or not self._echo.resembles(sequence):
             return drafting, False
         if sequence.request.session_id:
             self._num_fruitless = 0
         self._is_expected = self._may_stake = True
-        self._num_unlooked = LONGEST_REST
+        self._num_unlooked = 2**MOST_PATIENCE
+        self._ahead.expect()
         return drafting, True
+
+    def _promises(self, sequences: Ordered[Sequence]) -> bool:
+        """Looks at what would be guessed of texts whose last tokens are on their way. Whether it is worth a wait."""
+        rows, controller = len(sequences), self.controller
+        started_s = self._clock()
+        candidates: list[Candidate | None] = []
+        if self._native is None:
+            candidates = [self._asked(sequence) for sequence in sequences]
+            is_any = any(candidates)
+        else:
+            is_any = self._native.look(sequences, controller.needs(rows))
+            self._stake(rows)
+        promise = 1.0
+        is_expected, is_renewing = self._is_expected, self._num_ahead > 0
+        if is_any and controller.may_wait(rows, is_expected=is_expected, is_renewing=is_renewing):
+            told = None if self._native is None else controller.promised_by(self._native.choose, rows)
+            if told is None and self._native is not None:
+                candidates = self._native.candidates(rows)
+            promise = controller.promised(rows, candidates) if told is None else told
+        self._ahead.looked(self._clock() - started_s)
+        return self._ahead.is_worth(promise, controller.waiting(rows))
+
+    def _is_model_due(self, rows: int) -> bool:
+        """Whether a model asks to guess before the next step, of whose guesses nobody knows anything ahead."""
+        model = self.model
+        if model is None or model.is_broken or not self._ahead.may_ask():
+            return False
+        return self.controller.may_ask_model(rows, self.beliefs.general(model.kind))
+
+    def _stake(self, rows: int) -> None:
+        """Risk something on an answer that repeats an earlier one."""
+        if self._may_stake and self._native is not None and self._native.is_sure(rows):
+            self._may_stake = False
+            self.controller.stake(rows)
+
+    def _may_follow(self) -> bool:
+        """Whether to have anything to do with an answer that begins: where steps are short, what its begin and end take
+        may be more than guesses save. So while more was lost than may be, only one of several is followed.
+        """
+        if not self._is_brief:
+            return True
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        if self.controller.may_remember(self._rows):
+            self._num_forgotten, self._one_of = 0, FOLLOWED[0]
+            return True
+        self._num_forgotten += 1
+        if self._num_forgotten < self._one_of:
+            return False
+        self._num_forgotten, self._one_of = 0, min(2 * self._one_of, FOLLOWED[1])
+        return True
+
+    def _follow_again(self, sequences: Ordered[Sequence]) -> bool:
+        """Of answers none of which is followed: whether they shall be."""
+        self._num_unasked += 1
+        if self._num_unasked < AGAIN:
+            return False
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        if not self.controller.may_remember(len(sequences)):
+            return False
+        for sequence in sequences:
+            if sequence.drafting is not None:
+                sequence.drafting.is_followed = True
+        return True
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether steps may be so short that each thing that is done beside them weighs."""
+        return self._native is not None and self.model is None and not self._waits
+
+    def _may_open(self, is_repeating: bool) -> bool:
+        """Whether to look for an answer's first tokens: ever more rarely while that bears no fruit."""
+        patience = 2 ** min(self._num_fruitless_openings // OPENINGS, MOST_PATIENCE) - 1
+        if self._is_brief and not is_repeating and self._num_closed < patience:
+            self._num_closed += 1
+            return False
+        self._num_closed = 0
+        self._num_fruitless_openings += 1
+        return True
+
+    def _paid(self, rows: int, elapsed_s: float) -> None:
+        """What guessing took beside looking and checking, while a step was being made or its results taken in. A device
+        that computes meanwhile is not kept waiting by that.
+        """
+        if not self._waits:
+            self._outcome.looking_s += elapsed_s
+            self.controller.spent(rows, elapsed_s)
 
     def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
         """What is best guessed of an answer's first tokens, and how probably each guess stands."""
         if self._native is not None:
             found = self._native.first(sequence, limit)
         else:
-            self._candidate(sequence, drafting, limit)
-            found = [(proposal, self._rates(drafting, proposal.kind)) for proposal in drafting.proposed]
+            self._asked(sequence, limit)
+            found = [(proposal, self.beliefs.rates(drafting, proposal.kind)) for proposal in drafting.proposed]
         best, gains = 0, [0.0]
         for index, (proposal, rates) in enumerate(found):
             own = rates.gains(len(proposal.token_ids))
@@ -331,38 +418,29 @@ class Speculator:
             drafting.proposed.insert(0, drafting.proposed.pop(best))
         return found[best][0], gains
 
-    def _prompts_stepped(self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float) -> None:
-        """A step computed prompts beside `rows` that checked `tokens`; what encoding took is no part of what is
-        learnt.
-        """
-        opening = [chunk for chunk in plan.chunks if chunk.opens]
-        guesses = sum(len(chunk.drafts) for chunk in opening)
-        others = sum(chunk.count for chunk in plan.chunks) - guesses
-        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and self.drafting_s == 0.0
-        taken_s = elapsed_s - plan.encoding_s if is_telling and plan.encoding_s is not None else None
-        if opening or (taken_s is not None and tokens == rows):
-            self.controller.opened(rows + len(opening), others, guesses, opened, taken_s)
-
     def _look(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
         """Drafts that are worth checking, if it is worth looking for some; None: nothing is checked."""
         rows, controller = len(sequences), self.controller
         if self._native is not None:
             self._num_unasked += 1
             patience = 2 ** min(self._num_fruitless // PATIENCE, MOST_PATIENCE) - 1
-            if self._rest and self._num_unlooked < patience:  # without a rest, results were waited for to look
+            if not self._is_waiting and self._num_unlooked < patience:  # if it is, that was dear
                 self._num_unlooked += 1
                 return None
             self._num_unlooked = 0
             self._num_fruitless += 1
+            if self._is_brief:
+                offer = controller.offer(rows, self._num_unasked, is_expected=self._is_expected)
+                if offer is not None:
+                    self._num_unasked = 0
+                    return self._look_at_once(self._native, sequences, offer, room)
             is_worth = self._native.look(sequences, controller.needs(rows))
             if self.model is None and not is_worth:
                 return None
             controller.passed(self._num_unasked - 1)
             self._num_unasked = 0
         is_expected, self._is_expected = self._is_expected, False
-        if self._may_stake and self._native is not None and self._native.is_sure(rows):
-            self._may_stake = False
-            controller.stake(rows)
+        self._stake(rows)
         if not controller.may_draft(rows, is_expected=is_expected):
             return None
         self._num_choices += 1
@@ -371,53 +449,73 @@ class Speculator:
         drafts = self._choose(sequences, room)
         if is_timed:
             self._choice_s = self._clock() - started_s
-        self._looking_s = self._choice_s
-        controller.looked(rows, self._looking_s, found=drafts is not None)
+        self._outcome.looking_s += self._choice_s
+        controller.looked(rows, self._choice_s, found=drafts is not None)
         return drafts
 
-    def _looked(self, *, found: bool, repeats: bool) -> None:
-        """How long an engine that runs ahead need not wait for results again."""
-        if found:
-            self._rest = 1  # and longer again, if they are not right
+    def _look_at_once(
+        self, native: NativeSources, sequences: Ordered[Sequence], offer: Offer, room: int
+    ) -> list[Drafts] | None:
+        """The same in one native call, for steps so short that each look weighs."""
+        rows, controller = len(sequences), self.controller
+        for sequence in sequences:
+            drafting = sequence.drafting
+            if drafting is not None and drafting.told is None and drafting.is_followed:
+                started_s = self._upkeep.start(Work.BEGIN)
+                native.begin(sequence, drafting)
+                self._paid(rows, self._upkeep.stop(Work.BEGIN, started_s))
+        started_s = self._upkeep.start(Work.LOOK)
+        total, rate = native.decide(sequences, offer, room)
+        is_asked = total >= 0
+        if is_asked:
+            self._is_expected = False
+            if self._may_stake and native.is_sure(rows):
+                self._may_stake = False
+                controller.stake(rows)
+                offer = controller.offer(rows, 0, is_expected=True) or offer
+                total, rate = native.decide_again(rows, offer, room)
+            while total and native.cut(sequences):
+                total, rate = native.decide_again(rows, offer, room)
+        drafts = None
+        if total > 0:
+            lengths = native.lengths(rows)
+            if self._takes_trees and controller.may_branch(rows):
+                native.allow(sequences)
+                lengths = self._branch(sequences, native.candidates(rows), lengths, room)
+            drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]
+        elapsed_s = self._upkeep.stop(Work.LOOK, started_s)
+        if is_asked and offer.is_open:
+            controller.answered(rows, total, rate, elapsed_s)
+            self._outcome.looking_s += elapsed_s
         else:
-            self._rest = self._next_rest = min(2 * self._next_rest, LONGEST_REST)
-        if repeats:
-            self._hope = self._next_hope = 1 if found else min(2 * self._next_hope, LONGEST_REST)
+            self._paid(rows, elapsed_s)
+        return drafts
 
-    def _may_wait(self, rows: int) -> bool:
-        """Whether an engine that runs ahead has done so for long enough."""
-        return self._num_ahead >= self.controller.rest(rows)
-
-    def _passed(self, plan: Plan, elapsed_s: float) -> None:
-        """A step is done of an engine that runs ahead: it pays in although nobody looked; and if results were waited
+    def _passed(self, plan: Plan, elapsed_s: float, waited_s: float) -> None:
+        """A step is done: of an engine that runs ahead it pays in although nobody asked; and if results were waited
         for in vain before it, that is paid.
         """
         self._num_ahead += 1
-        if self._num_ahead:
-            self.controller.passed(1)
-        elif self._is_idle:
-            rows, load = len(plan.chunks), plan.room.load
-            if load.rows == load.tokens == rows and not plan.encodings:
-                self.controller.waited(rows, elapsed_s)
+        if self._num_ahead > 0:
+            if not self._is_waiting:  # whoever waits has the host's time for that
+                self._ahead.stepped(elapsed_s, waited_s)
+            if self._waits:
+                self.controller.passed(1)
+        elif self._is_idle and is_plain(plan):
+            self.controller.waited(len(plan.chunks), elapsed_s)
         self._is_idle = False
-
-    def _is_alike(self, plan: Plan) -> bool:
-        """Whether a step was plain, as the last ones were, so that its time need not be learnt."""
-        rows, load = len(plan.chunks), plan.room.load
-        is_plain = load.rows == load.tokens == rows and not plan.encodings
-        if is_plain and rows == self._timed_rows and self._untimed < UNTIMED:
-            self._untimed += 1
-            return True
-        self._timed_rows, self._untimed = rows if is_plain else 0, 0
-        return False
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
+        if not self.sources or (sequence.drafting is not None and not sequence.drafting.is_followed):
+            return
+        started_s = self._upkeep.start(Work.END)
         if self._native is not None:
             self._native.ended(sequence)
-            return
-        for source in self.sources:
-            source.ended(sequence)
+        else:
+            for source in self.sources:
+                source.ended(sequence)
+        self._paid(self._rows, self._upkeep.stop(Work.END, started_s))
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
@@ -458,11 +556,7 @@ class Speculator:
                 ]
             candidates = self._native.candidates(rows)
         else:
-            candidates = [
-                self._candidate(sequence, sequence.drafting, self._limit(sequence))
-                for sequence in sequences
-                if sequence.drafting is not None
-            ]
+            candidates = [self._asked(sequence) for sequence in sequences]
         lengths = self.controller.choose(rows, candidates, room)
         by_model = self._choose_model(sequences, candidates, lengths, room)
         if not any(lengths) and not any(by_model):
@@ -497,43 +591,20 @@ class Speculator:
         if self.model is None or self.model.is_broken:
             return [0] * len(sequences)
         kind = self.model.kind
-        general = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
-        if not self.controller.may_ask_model(len(sequences), general):
+        if not self.controller.may_ask_model(len(sequences), self.beliefs.general(kind)):
             return [0] * len(sequences)
         models: list[ModelCandidate | None] = []
         for sequence in sequences:
             assert sequence.drafting is not None
-            rates = self._rates(sequence.drafting, kind)
+            rates = self.beliefs.rates(sequence.drafting, kind)
             models.append(self.model.candidate(sequence, self._limit(sequence), rates))
         return self.controller.choose_model(len(sequences), candidates, lengths, models, room)
 
-    def _candidate(self, sequence: Sequence, drafting: Drafting, limit: int) -> Candidate | None:
-        """The best of what the sources guess."""
-        proposed: list[Proposal] = []
-        most = 0.0
-        for source in self.sources if limit > 0 else ():
-            if proposed and most >= SURE * limit:
-                break  # nobody else could guess much more
-            asked = source.propose(sequence, drafting, limit)
-            for made in (asked, *asked.others) if asked is not None else ():
-                proposal = self._allowed(sequence, made)
-                if proposal is not None:
-                    proposed.append(proposal)
-                    rates = self._rates(drafting, proposal.kind)
-                    most = max(most, rates.expected(len(proposal.token_ids)))
-            if source.name == Habit.name and self._echo is not None:
-                proposed = self._echo.weighed(drafting, proposed)
-        best, best_at, most = None, 0, 0.0
-        for index, proposal in enumerate(proposed):
-            rates = self._rates(drafting, proposal.kind)
-            right = rates.expected(len(proposal.token_ids))
-            if right > most:
-                best_at, most = index, right
-                best = Candidate(len(proposal.token_ids), rates)
-        if best_at:
-            proposed.insert(0, proposed.pop(best_at))
-        drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS
-        return best
+    def _asked(self, sequence: Sequence, limit: int | None = None) -> Candidate | None:
+        """The best of what sources in Python guess, as many as may be checked."""
+        assert sequence.drafting is not None
+        limit = self._limit(sequence) if limit is None else limit
+        return asked(self.sources, sequence, sequence.drafting, limit, self.beliefs, self._vocab_size)
 
     def _branch(
         self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: list[int], room: int
@@ -563,11 +634,13 @@ class Speculator:
             branches = [Branch(*made) for made in self._native.proposals(sequence)]
             drafting.proposed = [branch.proposal for branch in branches]
         else:
-            branches = [Branch(made, self._rescue_rates(made.kind)) for made in drafting.proposed]
+            branches = [Branch(made, self.beliefs.rescue_rates(made.kind)) for made in drafting.proposed]
         trunk = Branch(branches[0].proposal, candidate.rates)
         others = []
         for branch in branches[1 : 1 + MAX_BRANCHES]:
-            made = branch.proposal if self._native is None else self._allowed(sequence, branch.proposal)
+            made: Proposal | None = branch.proposal
+            if self._native is not None:
+                made = allowed(sequence, branch.proposal, self._vocab_size)
             if made is not None and agreement(made.token_ids, trunk.proposal.token_ids) < len(made.token_ids):
                 others.append(Branch(made, branch.rates))
         return DraftTree([trunk, *others]) if others else None
@@ -589,51 +662,4 @@ class Speculator:
             drafting.told.checked(len(said), max(ways[0], 1), ways)
             return
         checked = max(len(path(*drafting.drafts, trunk.token_ids)), 1)
-        self._learn(drafting, trunk.kind, min(agreement(trunk.token_ids, said), checked), checked)
-
-    def _learn_rescues(self, drafting: Drafting, said: Ordered[int]) -> None:
-        """Where those asked before were wrong, were those behind them right?"""
-        proposed = drafting.proposed[: 1 + MAX_BRANCHES]
-        if agreement(proposed[0].token_ids, said) == len(said):
-            return
-        for index, proposal in enumerate(proposed[1:], start=1):
-            guesses = proposal.token_ids
-            shared = [agreement(guesses, earlier.token_ids) for earlier in proposed[:index]]
-            at = max(shared)  # here it leaves the others
-            if at >= min(len(guesses), len(said)) or agreement(guesses, said) < at:
-                continue
-            tried = [
-                earlier.token_ids[at]
-                for earlier, length in zip(proposed, shared, strict=False)
-                if length == at < len(earlier.token_ids)
-            ]
-            if tried and said[at] not in tried:
-                checked = max(len(path(*drafting.drafts, guesses)) - at, 1) if drafting.tree is not None else 1
-                self._rescues[proposal.kind].add(min(agreement(guesses[at:], said[at:]), checked), checked)
-
-    def _allowed(self, sequence: Sequence, proposal: Proposal) -> Proposal | None:
-        """A proposal up to what can never be said."""
-        guesses = proposal.token_ids
-        if max(guesses) >= self._vocab_size:
-            guesses = guesses[: next(index for index, guess in enumerate(guesses) if guess >= self._vocab_size)]
-        if sequence.grammar is not None and guesses:
-            guesses = guesses[: sequence.grammar.count_allowed(guesses)]
-        if len(guesses) == len(proposal.token_ids):
-            return proposal
-        return Proposal(proposal.kind, guesses) if guesses else None
-
-    def _rates(self, drafting: Drafting, kind: Kind) -> Rates:
-        general = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
-        own = drafting.acceptance.get(kind)
-        return general if own is None else own.rates(general, PRIOR_WEIGHT)
-
-    def _rescue_rates(self, kind: Kind) -> Rates:
-        prior = Rates(RESCUE * kind.prior.first, kind.prior.later)
-        return self._rescues[kind].rates(prior, PRIOR_WEIGHT)
-
-    def _learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
-        self._acceptance[kind].add(right, guessed)
-        own = drafting.acceptance.get(kind)
-        if own is None:
-            own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
-        own.add(right, guessed)
+        self.beliefs.learn(drafting, trunk.kind, min(agreement(trunk.token_ids, said), checked), checked)

@@ -34,8 +34,9 @@ EXTRAPOLATED: Final = 0.5
 WAITING: Final = 0.4
 """Where plain steps run ahead of their results, a step with drafts is taken to wait for this part of a plain one."""
 BESIDE: Final = 0.01
-"""And each draft of a row to cost this part of a plain step: such a device reads the weights, whatever it checks. Both
-until it was measured.
+TOGETHER: Final = 0.002
+"""And drafts to cost these parts of a plain step, each of a row and each of all rows: such a device reads the weights,
+whatever it checks, as long as that is not much. All until it was measured.
 """
 ELSEWHERE: Final = 0.75
 """What drafts cost where no width was measured, by what as many cost other row counts: so that they are tried."""
@@ -86,6 +87,7 @@ class _Rows:
     rows: int = 1
     num_steps: int = 0
     figures: dict[int, _Figure] = field(default_factory=dict)
+    known: list[tuple[float, float]] | None = None  # widths with drafts and what counts of them; None: not made yet
     trees: _Figure = field(default_factory=_Figure)
 
 
@@ -120,6 +122,7 @@ class StepTimes:
         is_due = own.num_steps % 64 == 0
         if figure.add(elapsed_s / rows) or is_news or is_due:
             self._told.clear()
+            own.known = None
             self.version += figure.has_shifted() or is_due
         figure.width = tokens / rows
         figure.renewed = own.num_steps
@@ -186,17 +189,15 @@ class StepTimes:
         exact = self._figure(rows, _width_class(rows, tokens))
         width = tokens / rows
         own = self._rows[size_class(rows)]
-        if exact is not None and abs(exact.width - width) < 0.02 * width:
-            return rows * min(
-                figure.at(own.num_steps)
-                for figure in own.figures.values()
-                if figure is exact or (figure.width > width and len(figure.times) >= ENOUGH)
+        if own.known is None:
+            own.known = sorted(
+                (figure.width, figure.at(own.num_steps))
+                for key, figure in own.figures.items()
+                if key and len(figure.times) >= ENOUGH
             )
-        known = sorted(
-            (figure.width, figure.at(own.num_steps))
-            for key, figure in own.figures.items()
-            if key and len(figure.times) >= ENOUGH
-        )
+        known = own.known
+        if exact is not None and abs(exact.width - width) < 0.02 * width:
+            return rows * min(time for other, time in known if other >= exact.width)
         low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
         high = min((point for point in known if point[0] > width), default=None)
         if high is not None:
@@ -208,7 +209,7 @@ class StepTimes:
             return plain.time * rows + ELSEWHERE * extra_s
         if self._waits:
             start = low[1] if low[0] > 1.0 else (1.0 + WAITING) * plain.time
-            return (start + BESIDE * plain.time * (width - low[0])) * rows
+            return (start + (BESIDE + TOGETHER * rows) * plain.time * (width - low[0])) * rows
         if low[0] > 1.0:
             slope = EXTRAPOLATED * max((low[1] - plain.time) / (low[0] - 1.0), 0.0)
         else:

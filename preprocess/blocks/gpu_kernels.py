@@ -4,11 +4,17 @@ are on a GPU.
 All arithmetic is float32 whatever the tensors' type; what is stored is rounded once.
 """
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
 
 from preprocess.blocks.fusion import power_of_two
+
+_ROTATE_TOKENS: Final = 8
+_ROTATE_PAIRS: Final = 128
+_ROTATE_WARPS: Final = 4
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -17,27 +23,29 @@ def _rotate(
     cosines,
     sines,
     tokens,
-    num_heads,
+    pairs,
     item_stride,
     token_stride,
     HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """One program a token of an item, and block of its heads."""
-    at = tl.program_id(0).to(tl.int64)
-    token = at % tokens
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    column = tl.arange(0, BLOCK)
-    inside = (head < num_heads)[:, None] & (column < HALF)[None, :]
-    place = heads + (at // tokens) * item_stride + token * token_stride + head[:, None] * (2 * HALF) + column[None, :]
+    """One program so many tokens of an item, and pairs of columns that turn into each other: those of one head follow
+    those of another, so that none of a program's is left out where a head's half is no power of two.
+    """
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
+    pair = (tl.program_id(1) * PAIRS + tl.arange(0, PAIRS))[None, :]
+    inside = (token < tokens) & (pair < pairs)
+    column = pair % HALF
+    angle = token * (2 * HALF) + column
+    low_cos = tl.load(cosines + angle, mask=inside, other=0.0).to(tl.float32)
+    high_cos = tl.load(cosines + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    low_sin = tl.load(sines + angle, mask=inside, other=0.0).to(tl.float32)
+    high_sin = tl.load(sines + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    place = heads + tl.program_id(2).to(tl.int64) * item_stride + token.to(tl.int64) * token_stride
+    place += pair // HALF * (2 * HALF) + column
     low = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
-    angle = token * (2 * HALF) + column
-    low_cos = tl.load(cosines + angle, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-    high_cos = tl.load(cosines + angle + HALF, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-    low_sin = tl.load(sines + angle, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-    high_sin = tl.load(sines + angle + HALF, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
     tl.store(place, (low * low_cos + high * low_sin).to(heads.dtype.element_ty), mask=inside)
     tl.store(place + HALF, (high * high_cos + low * high_sin).to(heads.dtype.element_ty), mask=inside)
 
@@ -45,102 +53,124 @@ def _rotate(
 def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """See `preprocess.blocks.rope.rotate_`: heads (items, tokens, heads, dim), its last two dimensions dense."""
     items, tokens, count, dim = heads.shape
-    group = 16
-    _rotate[(items * tokens, -(-count // group))](
+    pairs = count * dim // 2
+    _rotate[(-(-tokens // _ROTATE_TOKENS), -(-pairs // _ROTATE_PAIRS), items)](
         heads,
         cos,
         sin,
         tokens,
-        count,
+        pairs,
         heads.stride(0),
         heads.stride(1),
         HALF=dim // 2,
-        BLOCK=power_of_two(dim // 2),
-        HEADS=group,
-        num_warps=4,
+        TOKENS=_ROTATE_TOKENS,
+        PAIRS=_ROTATE_PAIRS,
+        num_warps=_ROTATE_WARPS,
     )
 
 
 @triton.jit
-def _added(x, into, inside, ADD: tl.constexpr):
-    """What is normalised of pointers to a row, float32: x; where ADD `into`, to which x is added before."""
-    value = tl.load(x, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(into, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(into.dtype.element_ty)
-        tl.store(into, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-    return value
+def _sum(value, into, total, inside):
+    """value + into, stored in `total`, as it is rounded there; float32."""
+    value += tl.load(into, mask=inside, other=0.0).to(tl.float32)
+    rounded = value.to(total.dtype.element_ty)
+    tl.store(total, rounded, mask=inside)
+    return rounded.to(tl.float32)
 
 
 @triton.jit
-def _layer_norm(x, into, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row. into += x where ADD, and what is normalised is `into`."""
+def _layer_norm(x, into, total, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. total = x + into where ADD, and what is normalised is `total`."""
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = _added(x + row + columns, into + row + columns, inside, ADD)
+    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    # Asked for before the row is waited for.
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value = _sum(value, into + row + columns, total + row + columns, inside)
     mean = tl.sum(value, 0) / width
     centred = tl.where(inside, value - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + columns, (centred * scale * gain + shift).to(out.dtype.element_ty), mask=inside)
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, into: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    *,
+    into: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Norm of x (…, width), or of x + into, which `into` then is."""
+    """Norm of x (…, width), or of x + into, which `into` then is. With `out`, two dense tensors of x's shape, the first
+    becomes the sum instead, the second its norm.
+    """
     x = x.contiguous()
     width = x.shape[-1]
-    out = torch.empty_like(x)
+    total, normed = (into, torch.empty_like(x)) if out is None else out
     block = power_of_two(width)
     _layer_norm[(x.numel() // width,)](
         x,
         x if into is None else into,
+        x if total is None else total,
         weight,
         bias,
-        out,
+        normed,
         width,
         eps,
         ADD=into is not None,
         BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
     )
-    return out
+    return normed
 
 
 @triton.jit
-def _rms_norm(x, into, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row. into += x where ADD, and what is normalised is `into`."""
+def _rms_norm(x, into, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row. total = x + into where ADD, and what is normalised is `total`."""
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = _added(x + row + columns, into + row + columns, inside, ADD)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    # Asked for before the row is waited for.
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value = _sum(value, into + row + columns, total + row + columns, inside)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, into: torch.Tensor | None = None) -> torch.Tensor:
-    """Norm of x (…, width), or of x + into, which `into` then is."""
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    into: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Norm of x (…, width), or of x + into, which `into` then is. With `out`, two dense tensors of x's shape, the first
+    becomes the sum instead, the second its norm.
+    """
     x = x.contiguous()
     width = x.shape[-1]
-    out = torch.empty_like(x)
+    total, normed = (into, torch.empty_like(x)) if out is None else out
     block = power_of_two(width)
     _rms_norm[(x.numel() // width,)](
         x,
         x if into is None else into,
+        x if total is None else total,
         weight,
-        out,
+        normed,
         width,
         eps,
         ADD=into is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
     )
-    return out
+    return normed
 
 
 @triton.jit

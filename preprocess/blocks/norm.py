@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fusion import is_fused
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A sum and its norm."""
+
 
 class RMSNorm:
     """Root mean square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467)."""
@@ -36,14 +39,15 @@ class RMSNorm:
         scale = torch.addcmul(self._eps, length, length, value=1 / self._shape[0]).rsqrt_()
         return (wide * scale).mul_(self._wide_weight).to(x.dtype)
 
-    def of_sum(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_sum(self, x: torch.Tensor, y: torch.Tensor | None, out: Pair | None = None) -> Pair:
         """See `LayerNorm.of_sum`."""
         if y is not None and is_fused(x):
             from preprocess.blocks.gpu_kernels import rms_norm
 
-            return y, rms_norm(x, self.weight, self.eps, into=y)
+            normed = rms_norm(x, self.weight, self.eps, into=y, out=out)
+            return y if out is None else out[0], normed
         total = x if y is None else x + y
-        return total, self(total)
+        return _written(total, self(total), out)
 
 
 class QKNorm:
@@ -103,11 +107,19 @@ class LayerNorm:
             return layer_norm(x, self.weight, self.bias, self.eps)
         return F.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
 
-    def of_sum(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + y, or x where `y` is None, and its norm. On a GPU `y` becomes the sum, in one pass with the norm."""
+    def of_sum(self, x: torch.Tensor, y: torch.Tensor | None, out: Pair | None = None) -> Pair:
+        """x + y, or x where `y` is None, and its norm; written to the two of `out`, where it is given.
+
+        On a GPU it is one pass, and `y` becomes the sum where there is no `out`.
+        """
         if y is not None and is_fused(x):
             from preprocess.blocks.gpu_kernels import layer_norm
 
-            return y, layer_norm(x, self.weight, self.bias, self.eps, into=y)
+            normed = layer_norm(x, self.weight, self.bias, self.eps, into=y, out=out)
+            return y if out is None else out[0], normed
         total = x if y is None else x + y
-        return total, self(total)
+        return _written(total, self(total), out)
+
+
+def _written(total: torch.Tensor, normed: torch.Tensor, out: Pair | None) -> Pair:
+    return (total, normed) if out is None else (out[0].copy_(total), out[1].copy_(normed))

@@ -6,6 +6,7 @@ only where tensors are on a GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,14 @@ from preprocess.blocks.fusion import power_of_two
 MOST_PATCHES: Final = 64
 """Of a window; smaller ones take as long."""
 
+_LEAST: Final = 16
+"""Columns that matrix units take."""
+
+_HEADS: Final = 1
+"""Of a program."""
+
+_WARPS: Final = 4
+_STAGES: Final = 1
 _SIZES: Final = 4
 
 _OF_PICTURES: Final = [
@@ -47,16 +56,21 @@ def _attend(
     size_2,
     size_3,
     HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    WIDE: tl.constexpr,
+    NARROW: tl.constexpr,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """One program a window of an item, and head. A head's halves are handled apart, as they turn into each other.
+    """One program so many heads of a window of an item. Programs beside each other read the same patches.
 
     qkv (items, patches, 3 heads, 2 HALF); out (items, patches, heads, 2 HALF).
     """
-    item = (tl.program_id(0) // windows).to(tl.int64)
-    window = tl.program_id(0) % windows
-    head = tl.program_id(1)
+    groups = num_heads // HEADS
+    item = (tl.program_id(0) // groups // windows).to(tl.int64)
+    window = tl.program_id(0) // groups % windows
     size = size_0
     first = window * size_0
     passed = count_0
@@ -76,38 +90,75 @@ def _attend(
         first = begin + (window - passed) * size_3
 
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    inside = (row < size)[:, None] & (column < HALF)[None, :]
-    token = first + row
-    angle = token[:, None] * (2 * HALF) + column[None, :]
-    cos = tl.load(cosines + angle, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(sines + angle + HALF, mask=inside, other=0.0).to(tl.float32)  # the half that is not negated
+    token = (first + row)[:, None]
+    is_row = (row < size)[:, None]
+    head_stride = 2 * HALF
+    to_keys = num_heads * head_stride
 
-    at = qkv + (item * patches + token[:, None]) * (3 * num_heads * 2 * HALF) + head * (2 * HALF) + column[None, :]
-    low = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    high = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
-    low_query = (low * cos - high * sin).to(qkv.dtype.element_ty)
-    high_query = (high * cos + low * sin).to(qkv.dtype.element_ty)
-    at += num_heads * 2 * HALF
-    low = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    high = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
-    low_key = (low * cos - high * sin).to(qkv.dtype.element_ty)
-    high_key = (high * cos + low * sin).to(qkv.dtype.element_ty)
-    at += num_heads * 2 * HALF
-    low_value = tl.load(at, mask=inside, other=0.0)
-    high_value = tl.load(at + HALF, mask=inside, other=0.0)
+    # Queries and keys: of each half MAIN columns and REST. Values: WIDE and NARROW.
+    main = tl.arange(0, MAIN)[None, :]
+    in_main = is_row & (main < HALF)
+    cos = tl.load(cosines + token * head_stride + main, mask=in_main, other=0.0)
+    sin = tl.load(sines + token * head_stride + HALF + main, mask=in_main, other=0.0)  # the half that is not negated
+    if REST > 0:
+        rest = MAIN + tl.arange(0, REST)[None, :]
+        in_rest = is_row & (rest < HALF)
+        rest_cos = tl.load(cosines + token * head_stride + rest, mask=in_rest, other=0.0)
+        rest_sin = tl.load(sines + token * head_stride + HALF + rest, mask=in_rest, other=0.0)
+    wide = tl.arange(0, WIDE)[None, :]
+    in_wide = is_row & (wide < head_stride)
+    if NARROW > 0:
+        narrow = WIDE + tl.arange(0, NARROW)[None, :]
+        in_narrow = is_row & (narrow < head_stride)
 
-    scores = tl.dot(low_query, tl.trans(low_key), input_precision="ieee")
-    scores = tl.dot(high_query, tl.trans(high_key), scores, input_precision="ieee") * scale
-    scores = tl.where((row < size)[None, :], scores, -float("inf"))
-    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
-    total = tl.sum(weights, 1)[:, None]
-    weights = weights.to(qkv.dtype.element_ty)
-    target = out + ((item * patches + token[:, None]) * num_heads + head) * (2 * HALF) + column[None, :]
-    low = tl.dot(weights, low_value, input_precision="ieee") / total
-    tl.store(target, low.to(out.dtype.element_ty), mask=inside)
-    high = tl.dot(weights, high_value, input_precision="ieee") / total
-    tl.store(target + HALF, high.to(out.dtype.element_ty), mask=inside)
+    for index in tl.range(0, HEADS, num_stages=STAGES):
+        head = tl.program_id(0) % groups * HEADS + index
+        query = qkv + (item * patches + token) * (3 * to_keys) + head * head_stride
+        key = query + to_keys
+        value = key + to_keys
+        # All that is read is asked for before anything is waited for.
+        low_query = tl.load(query + main, mask=in_main, other=0.0)
+        high_query = tl.load(query + HALF + main, mask=in_main, other=0.0)
+        low_key = tl.load(key + main, mask=in_main, other=0.0)
+        high_key = tl.load(key + HALF + main, mask=in_main, other=0.0)
+        if REST > 0:
+            low_query_rest = tl.load(query + rest, mask=in_rest, other=0.0)
+            high_query_rest = tl.load(query + HALF + rest, mask=in_rest, other=0.0)
+            low_key_rest = tl.load(key + rest, mask=in_rest, other=0.0)
+            high_key_rest = tl.load(key + HALF + rest, mask=in_rest, other=0.0)
+        wide_value = tl.load(value + wide, mask=in_wide, other=0.0)
+        if NARROW > 0:
+            narrow_value = tl.load(value + narrow, mask=in_narrow, other=0.0)
+
+        turned_query, turned_key = _turned(low_query, high_query, cos, sin), _turned(low_key, high_key, cos, sin)
+        scores = tl.dot(turned_query, tl.trans(turned_key), input_precision="ieee")
+        if REST > 0:
+            turned_query = _turned(low_query_rest, high_query_rest, rest_cos, rest_sin)
+            turned_key = _turned(low_key_rest, high_key_rest, rest_cos, rest_sin)
+            scores = tl.dot(turned_query, tl.trans(turned_key), scores, input_precision="ieee")
+        scores = tl.where((row < size)[None, :], scores * scale, -float("inf"))
+        weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+        share = 1.0 / tl.sum(weights, 1)[:, None]
+        weights = weights.to(qkv.dtype.element_ty)
+        target = out + ((item * patches + token) * num_heads + head) * head_stride
+        seen = tl.dot(weights, wide_value, input_precision="ieee") * share
+        tl.store(target + wide, seen.to(out.dtype.element_ty), mask=in_wide)
+        if NARROW > 0:
+            seen = tl.dot(weights, narrow_value, input_precision="ieee") * share
+            tl.store(target + narrow, seen.to(out.dtype.element_ty), mask=in_narrow)
+
+
+@triton.jit
+def _turned(low, high, cos, sin):
+    """Columns of both halves of heads, turned: (rows, 2 columns), lower and upper ones by turns, which products of
+    queries and keys do not mind.
+    """
+    a, b, c, s = low.to(tl.float32), high.to(tl.float32), cos.to(tl.float32), sin.to(tl.float32)
+    # What matrix units read is brought into their order through shared memory. The compiler does so as early as it can,
+    # here with each of the four as soon as it has come, and waits for one after the other. Not across the sum over an
+    # axis, though, which costs no more than a plus: so all are asked for at once, and one goes through shared memory.
+    turned = tl.sum(tl.join(tl.join(a * c, b * c), tl.join(-b * s, a * s)), 3)
+    return turned.to(low.dtype).reshape(low.shape[0], 2 * low.shape[1])
 
 
 def fits(windows: Sequence[tuple[int, int]]) -> bool:
@@ -136,14 +187,18 @@ def attend_in_windows(
     ]
     count = sum(count for count, _ in windows)
     out = torch.empty((items, patches, heads * dim), dtype=qkv.dtype, device=qkv.device)
-    _attend[(items * count, heads)](
+    half = dim // 2
+    main, rest = _cut(half)
+    wide, narrow = _cut(dim)
+    together = next(together for together in (_HEADS, 1) if heads % together == 0)
+    _attend[(items * count * heads // together,)](
         qkv,
         *rotation,
         out,
         patches,
         heads,
         count,
-        dim**-0.5,
+        dim**-0.5 * math.log2(math.e),
         count_0,
         size_0,
         count_1,
@@ -151,9 +206,20 @@ def attend_in_windows(
         count_2,
         size_2,
         size_3,
-        HALF=dim // 2,
-        BLOCK=max(16, power_of_two(dim // 2)),  # at least what matrix units take
+        HALF=half,
+        MAIN=main,
+        REST=rest and max(_LEAST // 2, rest),
+        WIDE=wide,
+        NARROW=narrow and max(_LEAST, narrow),
+        HEADS=together,
         ROWS=MOST_PATCHES,
-        num_warps=4,
+        STAGES=_STAGES,
+        num_warps=_WARPS,
     )
     return out
+
+
+def _cut(columns: int) -> tuple[int, int]:
+    """Sizes of one or two blocks that hold so many columns, as few more as may be: 80 are 64 and 16, not 128."""
+    first = max(1 << (columns.bit_length() - 1), _LEAST)
+    return first, power_of_two(columns - first) if columns > first else 0

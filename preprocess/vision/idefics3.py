@@ -17,11 +17,11 @@ from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
 from preprocess.blocks.fusion import is_fused
 from preprocess.blocks.linear import Embedding, Linear
-from preprocess.blocks.norm import LayerNorm
+from preprocess.blocks.norm import LayerNorm, Pair
 from preprocess.model_folder import ModelFolder
 from preprocess.vision.normalisation import Normalisation
 from preprocess.vision.patches import Grid
-from preprocess.vision.slices import EncoderState, encode_batch, total_of
+from preprocess.vision.slices import EncoderState, encode_batch, leave
 
 MAX_TILES: Final = 32
 """Tiles that go through the encoder together; more only cost memory."""
@@ -84,9 +84,14 @@ class EncoderLayer:
         self.num_heads = config.num_heads
         self.gelu = config.gelu
 
-    def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (tiles, patches, hidden) and what is still to be added to it → the same two."""
-        x, normed = self.attention_norm.of_sum(x, added)
+    def __call__(
+        self, x: torch.Tensor, added: torch.Tensor | None, normed: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (tiles, patches, hidden) and what is still to be added to it → the same two. `normed`: what the first norm
+        gives, where it is known.
+        """
+        if normed is None:
+            x, normed = self.attention_norm.of_sum(x, added)
         qkv = self.qkv(normed).view(*x.shape[:2], 3, self.num_heads, -1)  # (tiles, patches, 3, heads, dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (tiles, heads, patches, dim)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (tiles, patches, hidden)
@@ -119,6 +124,7 @@ class Idefics3Encoder:
         ]
         self.num_layers = config.num_layers
         self.norm = LayerNorm.load(checkpoint, f"{model}.post_layernorm", width, config.layer_norm_eps)
+        self._norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         self.projection = Linear.load(
             checkpoint,
             "model.connector.modality_projection.proj",
@@ -175,20 +181,22 @@ class Idefics3Encoder:
         x = self.patch_embedding(patches)  # (tiles, patches, hidden)
         return EncoderState(x + self._position_rows(rows, columns), (rows, columns))
 
-    def run(self, state: EncoderState, num_layers: int) -> bool:
-        """See `SlicedEncoder.run`."""
+    def run(self, state: EncoderState, num_layers: int, out: Pair | None = None) -> bool:
+        """See `VisionEncoder.run`."""
         added: torch.Tensor | None = None
+        normed = state.normed
         for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            state.x, added = layer(state.x, added)
+            state.x, added = layer(state.x, added, normed)
+            normed = None
             state.next_layer += 1
-        state.x = total_of(state.x, added)
+        leave(state, added, self._norms[state.next_layer], out)
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:
         """See `SlicedEncoder.finish`: (tiles, tokens, output_size)."""
         scale, (rows, columns) = self.config.scale_factor, state.grid
-        x = self.norm(state.x)
+        x = self.norm(state.x) if state.normed is None else state.normed
         # Pixel shuffle: scale × scale neighbours side by side become one token.
         blocks = x.view(len(x), rows // scale, scale, columns // scale, scale, -1).transpose(2, 3)
         return self.projection(blocks.reshape(len(x), rows * columns // scale**2, -1))

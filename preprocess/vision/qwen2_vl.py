@@ -25,11 +25,11 @@ from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
 from preprocess.blocks.fusion import is_fused
 from preprocess.blocks.linear import Linear
-from preprocess.blocks.norm import LayerNorm, RMSNorm
+from preprocess.blocks.norm import LayerNorm, Pair, RMSNorm
 from preprocess.blocks.rope import rotate_
 from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
-from preprocess.vision.slices import EncoderState, Windows, encode_batch, total_of
+from preprocess.vision.slices import EncoderState, Windows, encode_batch, leave
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -162,13 +162,15 @@ class EncoderLayer:
         self,
         x: torch.Tensor,
         added: torch.Tensor | None,
+        normed: torch.Tensor | None,
         rotation: tuple[torch.Tensor, torch.Tensor],
         windows: Windows,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x (items, patches, hidden) and what is still to be added to it → the same two; attention stays within
-        windows.
+        windows. `normed`: what the first norm gives, where it is known.
         """
-        x, normed = self.attention_norm.of_sum(x, added)
+        if normed is None:
+            x, normed = self.attention_norm.of_sum(x, added)
         qkv = self.qkv(normed).view(*x.shape[:2], 3 * self.num_heads, -1)
         added = self.out(_attend(qkv, rotation, windows))
         if x.shape[1] <= _SLICE:
@@ -217,8 +219,8 @@ class Merger:
         self.fc2 = Linear.load(checkpoint, f"{prefix}.mlp.2", self.width, config.output_size, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(items, patches, hidden) → (items, tokens, output_size)."""
-        return self.fc2(self.fc1.gelu(self.norm(x).reshape(len(x), -1, self.width), "none"))
+        """What the norm gives of patches, (items, patches, hidden) → (items, tokens, output_size)."""
+        return self.fc2(self.fc1.gelu(x.reshape(len(x), -1, self.width), "none"))
 
 
 class Qwen2VLEncoder:
@@ -240,6 +242,7 @@ class Qwen2VLEncoder:
         ]
         self.num_layers = config.num_layers
         self.merger = Merger(checkpoint, f"{model}.merger", config)
+        self._norms = [*(layer.attention_norm for layer in self.layers), self.merger.norm]
         self._known_windows: OrderedDict[tuple[int, int], tuple[torch.Tensor, Windows]] = OrderedDict()
 
     def __call__(self, pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -279,22 +282,25 @@ class Qwen2VLEncoder:
             x, at = _ordered(x, order, 1, merge**2), _ordered(at, order, 1, merge**2)
         return EncoderState(x, shape, axial_rotation(at, head_dim, config.rope_theta, x.dtype), order, windows)
 
-    def run(self, state: EncoderState, num_layers: int) -> bool:
-        """See `SlicedEncoder.run`."""
+    def run(self, state: EncoderState, num_layers: int, out: Pair | None = None) -> bool:
+        """See `VisionEncoder.run`."""
         assert state.rotation is not None
         whole: Windows = [(1, state.x.shape[1])]
         added: torch.Tensor | None = None
+        normed = state.normed
         for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
             has_windows = state.windows and state.next_layer not in self.config.full_layers
-            state.x, added = layer(state.x, added, state.rotation, state.windows if has_windows else whole)
+            windows = state.windows if has_windows else whole
+            state.x, added = layer(state.x, added, normed, state.rotation, windows)
+            normed = None
             state.next_layer += 1
-        state.x = total_of(state.x, added)
+        leave(state, added, self._norms[state.next_layer], out)
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:
         """See `SlicedEncoder.finish`: (items, tokens, output_size)."""
-        tokens = self.merger(state.x)
+        tokens = self.merger(self.merger.norm(state.x) if state.normed is None else state.normed)
         return tokens if state.order is None else torch.empty_like(tokens).index_copy_(1, state.order, tokens)
 
     def _windows(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Windows]:

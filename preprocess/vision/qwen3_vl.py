@@ -20,11 +20,11 @@ from preprocess.blocks.checkpoint import Checkpoint
 from preprocess.blocks.fields import Fields
 from preprocess.blocks.fusion import is_fused
 from preprocess.blocks.linear import Embedding, Linear
-from preprocess.blocks.norm import LayerNorm
+from preprocess.blocks.norm import LayerNorm, Pair
 from preprocess.blocks.rope import rotate_
 from preprocess.vision.batching import encode_by_shape
 from preprocess.vision.patches import PatchEmbedding, axial_rotation, places
-from preprocess.vision.slices import EncoderState, encode_batch, total_of
+from preprocess.vision.slices import EncoderState, encode_batch, leave, total_of
 
 MAX_PATCHES: Final = 16_384
 """Patches that go through the encoder together, unless one item has more; more at once only cost memory."""
@@ -109,10 +109,17 @@ class EncoderLayer:
         self.gelu = config.gelu
 
     def __call__(
-        self, x: torch.Tensor, added: torch.Tensor | None, rotation: tuple[torch.Tensor, torch.Tensor]
+        self,
+        x: torch.Tensor,
+        added: torch.Tensor | None,
+        normed: torch.Tensor | None,
+        rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x (items, patches, hidden) and what is still to be added to it → the same two."""
-        x, normed = self.attention_norm.of_sum(x, added)
+        """x (items, patches, hidden) and what is still to be added to it → the same two. `normed`: what the first norm
+        gives, where it is known.
+        """
+        if normed is None:
+            x, normed = self.attention_norm.of_sum(x, added)
         qkv = self.qkv(normed).view(*x.shape[:2], 3 * self.num_heads, -1)
         rotate_(qkv[:, :, : 2 * self.num_heads], *rotation)  # queries and keys, not values
         q, k, v = qkv.transpose(1, 2).chunk(3, dim=1)  # each (items, heads, patches, dim)
@@ -138,8 +145,9 @@ class Merger:
         self.fc2 = Linear.load(checkpoint, f"{prefix}.linear_fc2", self.width, config.output_size, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(items, patches, hidden) → (items, tokens, output_size). A tap normalises tokens, the last merger patches."""
-        x = x if self.is_tap else self.norm(x)
+        """(items, patches, hidden) → (items, tokens, output_size). A tap normalises tokens; the last merger takes
+        what its norm gives of patches.
+        """
         x = x.reshape(len(x), -1, self.width)
         x = self.norm(x) if self.is_tap else x
         return self.fc2(self.fc1.gelu(x, "none"))
@@ -172,6 +180,7 @@ class Qwen3VLEncoder:
         ]
         self.num_layers = config.num_layers
         self.merger = Merger(checkpoint, f"{model}.merger", config, is_tap=False)
+        self._norms = [*(layer.attention_norm for layer in self.layers), self.merger.norm]
         self.taps = {
             layer: Merger(checkpoint, f"{model}.deepstack_merger_list.{index}", config, is_tap=True)
             for index, layer in enumerate(config.taps)
@@ -209,24 +218,27 @@ class Qwen3VLEncoder:
             rotation = axial_rotation(at, head_dim, config.rope_theta, x.dtype)
         return EncoderState(x, (rows, columns), rotation)
 
-    def run(self, state: EncoderState, num_layers: int) -> bool:
-        """See `SlicedEncoder.run`."""
+    def run(self, state: EncoderState, num_layers: int, out: Pair | None = None) -> bool:
+        """See `VisionEncoder.run`."""
         assert state.rotation is not None
         added: torch.Tensor | None = None
+        normed = state.normed
         for layer in self.layers[state.next_layer : state.next_layer + num_layers]:
             self.progress()
-            state.x, added = layer(state.x, added, state.rotation)
+            state.x, added = layer(state.x, added, normed, state.rotation)
+            normed = None
             tap = self.taps.get(state.next_layer)
             if tap is not None:
                 state.x, added = total_of(state.x, added), None
                 state.taps.append(tap(state.x))
             state.next_layer += 1
-        state.x = total_of(state.x, added)
+        leave(state, added, self._norms[state.next_layer], out)
         return state.next_layer == self.num_layers
 
     def finish(self, state: EncoderState) -> torch.Tensor:
         """See `SlicedEncoder.finish`: (items, tokens, output_size * (1 + taps))."""
-        return torch.cat((self.merger(state.x), *state.taps), dim=-1)
+        normed = self.merger.norm(state.x) if state.normed is None else state.normed
+        return torch.cat((self.merger(normed), *state.taps), dim=-1)
 
     def _position_rows(self, at: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """Position embeddings (patches, hidden) of patches at `at` (2, patches), as `stretch` says."""

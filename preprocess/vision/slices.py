@@ -16,6 +16,8 @@ from typing import Protocol
 
 import torch
 
+from preprocess.blocks.norm import LayerNorm, Pair, RMSNorm
+
 Windows = list[tuple[int, int]]
 """Of a picture's patches in order: so many windows, of so many patches each."""
 
@@ -26,6 +28,7 @@ class EncoderState:
 
     Attributes:
         x: What the next layer takes: (items, patches, hidden).
+        normed: Its norm, with which the next layer begins, or what follows the last; None: not made yet.
         grid: Rows and columns of patches.
         rotation: Of the heads, for encoders that turn them.
         order: How tokens are ordered, where that is not row by row: int64 (tokens,).
@@ -41,11 +44,13 @@ class EncoderState:
     windows: Windows = field(default_factory=list)
     taps: list[torch.Tensor] = field(default_factory=list)
     next_layer: int = 0
+    normed: torch.Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
         """What it keeps until the next slice; the order of tokens is the encoder's own."""
-        return sum(tensor.nbytes for tensor in (self.x, *(self.rotation or ()), *self.taps))
+        normed = () if self.normed is None else (self.normed,)
+        return sum(tensor.nbytes for tensor in (self.x, *normed, *(self.rotation or ()), *self.taps))
 
 
 class SlicedEncoder(Protocol):
@@ -81,6 +86,13 @@ class SlicedEncoder(Protocol):
 def total_of(x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
     """What a layer gives in one: layers leave the last sum to the norm that follows, which reads it anyway."""
     return x if added is None else x + added
+
+
+def leave(state: EncoderState, added: torch.Tensor | None, norm: LayerNorm | RMSNorm, out: Pair | None) -> None:
+    """Ends a run: what the last layer added is in `state.x`. With `out` it and its norm, the one that comes next, are
+    written there; without, nothing is kept that can be made again.
+    """
+    state.x, state.normed = (total_of(state.x, added), None) if out is None else norm.of_sum(state.x, added, out)
 
 
 def num_slices(encoder: SlicedEncoder, shape: Sequence[int]) -> int:

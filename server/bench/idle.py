@@ -172,12 +172,17 @@ class _WatchedFlight:
         self._flight = flight
         self._waited = waited
 
-    def result(self) -> Any:
+    def wait(self) -> None:
+        """See `engine.batch.Flight.wait`."""
         started_s = time.perf_counter()
         try:
-            return self._flight.result()
+            self._flight.wait()
         finally:
             self._waited(time.perf_counter() - started_s)
+
+    def result(self) -> Any:
+        """See `engine.batch.Flight.result`."""
+        return self._flight.result()
 
 
 def main(arguments: list[str]) -> int:

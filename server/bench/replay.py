@@ -9,16 +9,18 @@ drafts. Everything goes through the engine's own loop.
 
     chain   `--length` drafts in a row, always
     tree    the likeliest `--length` drafts of a tree, always, where the device checks trees
-    auto    as the controller decides, from both, once a round that does not count has taught it
+    auto    as the controller decides, from both, once a round that does not count has taught it, and how often the
+            script is right; a look at it takes some 10 µs a stream, ten times as long as at sources in native code
     model   `--length` guesses of `--draft-head` or `--draft-model`, always: it makes them, and they are replaced by the
             script's, so that what guessing costs is the model's, and how often guesses are right is not
     asked   the same, as the controller decides
 
 Machines are noisy: on a CPU each round of a row comes right after a plain one; a GPU is quiet enough for one plain
 round to stand beside all rows. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by
-one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round the middle half of the steps counts,
-and none that computes prompts or in which a stream has ended. Every size of step is run once before anything is timed,
-so that no graph is captured later; on a GPU times are ordinary time, from one step's results to the next one's.
+one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round the middle half counts of the steps
+that check about as much, and none that computes prompts or in which a stream has ended. Every size of step is run once
+before anything is timed, so that no graph is captured later; on a GPU times are ordinary time, from one step's results
+to the next one's.
 
     beholder bench replay [--model FOLDER] [--device cuda] [--draft-model FOLDER | --draft-head FOLDER]
                             [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from engine.core import Engine
     from engine.sequence import Sequence
+    from engine.speculation.beliefs import Beliefs
     from engine.speculation.lengths import Lengths
     from engine.speculation.model_drafting import ModelDrafting
     from engine.speculation.replay import Replay
@@ -127,7 +130,7 @@ class ReplayBench(Bench):
         missing += [] if self._runner.drafter is not None else OF_MODELS
         self.shapes = [shape for shape in SHAPES if shape not in missing]
         self._guesses = script
-        self._taught: dict[tuple[str, float], Lengths] = {}
+        self._taught: dict[tuple[str, float], tuple[Lengths, Beliefs]] = {}
 
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
@@ -193,6 +196,7 @@ class ReplayBench(Bench):
             answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
 
         def adjust(engine: Engine) -> None:
+            from engine.speculation.beliefs import Beliefs
             from engine.speculation.lengths import Always
             from engine.speculation.replay import Replay
 
@@ -206,7 +210,8 @@ class ReplayBench(Bench):
                 engine.speculator.model = None
             engine.speculator.sources = [source] if shape not in OF_MODELS else []
             if shape in DECIDED:
-                engine.speculator.controller = self._taught.setdefault((shape, accuracy), self._controller())
+                learnt = self._taught.setdefault((shape, accuracy), (self._controller(), Beliefs()))
+                engine.speculator.controller, engine.speculator.beliefs = learnt
             else:
                 engine.speculator.controller = Always(length)
 
@@ -219,12 +224,14 @@ class _Steps:
 
     def __init__(self, num_streams: int) -> None:
         self._num_streams = num_streams
-        self.times_ms: list[float] = []
+        self._times_ms: dict[int, list[float]] = {}  # by about how many drafts were checked
         self.tokens = 0
         self.drafted = 0
 
     def watch(self, engine: Engine, clock: Callable[[], float]) -> None:
         """Look at each step of an engine."""
+        from engine.step_costs import size_class
+
         step = engine.step
 
         def watched() -> list[OutputStart | TokenEvents]:
@@ -234,27 +241,41 @@ class _Steps:
             started_s = clock()
             told = step()
             if decodes:
-                self.times_ms.append(1000 * (clock() - started_s))
+                elapsed_ms = 1000 * (clock() - started_s)
+                drafted = sum(engine.speculator.drafted.values()) - drafted
+                self._times_ms.setdefault(size_class(drafted) if drafted else 0, []).append(elapsed_ms)
                 self.tokens += engine.stats().generated_tokens - tokens
-                self.drafted += sum(engine.speculator.drafted.values()) - drafted
+                self.drafted += drafted
             return told
 
         engine.step = watched  # type: ignore[method-assign]
 
     @property
+    def count(self) -> int:
+        """Of these steps."""
+        return sum(len(times_ms) for times_ms in self._times_ms.values())
+
+    @property
     def step_ms(self) -> float:
-        """The mean of the middle half. Raises RuntimeError where there was no step."""
-        if not self.times_ms:
+        """The mean, of those that check about as many drafts by the middle half of them. Raises RuntimeError where
+        there was no step.
+        """
+        if not self.count:
             raise RuntimeError(
                 f"{self._num_streams} streams never decoded side by side; expected fewer of them, or more --tokens"
             )
-        edge = len(self.times_ms) // 4
-        return statistics.fmean(sorted(self.times_ms)[edge : len(self.times_ms) - edge])
+        return sum(len(times_ms) * _middle(times_ms) for times_ms in self._times_ms.values()) / self.count
 
     @property
     def rate(self) -> float:
         """Tokens a millisecond, if all steps were such."""
-        return self.tokens / len(self.times_ms) / self.step_ms
+        return self.tokens / self.count / self.step_ms
+
+
+def _middle(times_ms: list[float]) -> float:
+    """The mean of the middle half."""
+    edge = len(times_ms) // 4
+    return statistics.fmean(sorted(times_ms)[edge : len(times_ms) - edge])
 
 
 def _replace_guesses(model: ModelDrafting, source: Replay) -> None:
@@ -276,7 +297,7 @@ def _replace_guesses(model: ModelDrafting, source: Replay) -> None:
 def _row(
     num_streams: int, shape: str, length: int, accuracy: float, pairs: list[tuple[_Steps, _Steps]]
 ) -> dict[str, Any]:
-    count = sum(len(steps.times_ms) for _, steps in pairs)
+    count = sum(steps.count for _, steps in pairs)
     costs = [steps.step_ms / plain.step_ms for plain, steps in pairs]
     speeds = [steps.rate / plain.rate for plain, steps in pairs]
     low, middle, high = statistics.quantiles(speeds, n=4, method="inclusive") if len(speeds) > 1 else speeds * 3

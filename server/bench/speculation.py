@@ -411,6 +411,10 @@ class DictatedFlight:
         self._flight = flight
         self._told = told
 
+    def wait(self) -> None:
+        """See `Flight.wait`."""
+        self._flight.wait()
+
     def result(self) -> list[SampledToken]:
         """See `Flight.result`."""
         return self._told(self._flight.result())

@@ -21,9 +21,12 @@ class LateFlight:
         self._owner = owner
         self._tokens = tokens
 
+    def wait(self) -> None:
+        """Until they may be told."""
+        self._owner.before_result()
+
     def result(self) -> list[SampledToken]:
         """The tokens."""
-        self._owner.before_result()
         flights = self._owner.in_flight
         del flights[: flights.index(self)]  # those before were given up
         flights.remove(self)

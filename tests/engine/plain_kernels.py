@@ -34,6 +34,7 @@ class Kernel:
 def _rms_norm(
     x: torch.Tensor,
     into: torch.Tensor,
+    total: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     width: int,
@@ -43,8 +44,8 @@ def _rms_norm(
     **_: int,
 ) -> None:
     if ADD:
-        into += x
-    out.copy_(F.rms_norm(into.float(), [width], weight.float(), eps))
+        torch.add(into, x, out=total)
+    out.copy_(F.rms_norm(total.float(), [width], weight.float(), eps))
 
 
 def _rotate_and_write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -116,6 +117,33 @@ def test_what_is_kept_is_counted_and_bounded_by_what_a_layer_takes(family: str, 
         state = runner.encoder.begin(batch)
         assert state.num_bytes <= most <= state.num_bytes + item.nbytes + 2 * result.nbytes
         assert runner.num_slices(item.shape) == runner.encoder.num_batches(item.shape) * layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_that_write_where_they_are_told_may_run_again(family: str, load: Load) -> None:
+    """A layer at a time from one pair of buffers to another, each twice: as captured pieces of an encoder do."""
+    runner = load(family)
+    encoder = runner.encoder
+    for item in items(family, runner):
+        [batch, *_] = encoder.batches(item)
+        begun = encoder.begin(batch)
+        encoder.run(begun, encoder.num_layers)
+        expected = encoder.finish(begun)
+        state = encoder.begin(batch)
+        while state.next_layer < encoder.num_layers:
+            kept = state.x.clone()
+            results = []
+            for _ in range(2):
+                again = replace(state, taps=list(state.taps))
+                out = torch.empty_like(state.x), torch.empty_like(state.x)
+                encoder.run(again, 1, out)
+                assert again.x is out[0]
+                assert again.normed is out[1]
+                assert torch.equal(state.x, kept)
+                results.append(again)
+            assert torch.equal(results[0].x, results[1].x)
+            state = results[1]
+        assert torch.equal(encoder.finish(state), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

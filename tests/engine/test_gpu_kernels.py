@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,8 +44,30 @@ def test_the_sum_is_kept_and_normalised(dtype: torch.dtype, tokens: int, width: 
     assert torch.equal(kept, total)
     _close(normed, F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
     untouched = kept.clone()
-    _close(rms_norm(kept, weight, 1e-6), F.rms_norm(total.double(), [width], weight.double(), 1e-6), dtype)
+    assert torch.equal(rms_norm(kept, weight, 1e-6), normed)
     assert torch.equal(kept, untouched)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize(("tokens", "width"), [(3, 1152), (9, 48), (70, 1280)])
+def test_a_sum_and_its_norm_go_where_they_are_wanted(dtype: torch.dtype, kind: str, tokens: int, width: int) -> None:
+    """And what is summed up stays as it is."""
+    from preprocess.blocks.gpu_kernels import layer_norm, rms_norm
+
+    def norm(x: torch.Tensor, **places: Any) -> torch.Tensor:
+        weight, bias = _random(2, width, dtype=dtype, seed=2)
+        return rms_norm(x, weight, 1e-6, **places) if kind == "rms" else layer_norm(x, weight, bias, 1e-6, **places)
+
+    x, y = _random(tokens, width, dtype=dtype), _random(tokens, width, dtype=dtype, seed=1)
+    before = x.clone(), y.clone()
+    out = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    assert norm(x, into=y, out=out) is out[1]
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+    assert torch.equal(out[1], norm(x, into=y))
+    assert torch.equal(out[0], y)
+    assert torch.equal(out[1], norm(out[0]))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

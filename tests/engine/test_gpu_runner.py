@@ -134,16 +134,20 @@ def test_the_hopper_kernel_computes_what_the_other_does(runner: Any, monkeypatch
     if modules.hopper is None:
         pytest.skip("FlashInfer's Hopper kernel is not compiled for heads of this size; `Modules.wait` does that")
     from engine.gpu.step_graphs import StepRows
+    from engine.gpu.step_sizes import Size
 
     rows = [Row(0, 0, _ids(1, 150), GREEDY), Row(1, 0, _ids(2, 70), GREEDY), Row(2, 0, _ids(3, 5), GREEDY)]
     with torch.inference_mode():
-        expected = runner.logits(rows)
         with monkeypatch.context() as patch:
-            patch.setattr("engine.attention.flashinfer_backend.ENOUGH_TILES", 1)
-            assert _error(runner.logits(rows), expected) < 1e-2
-            size = graphs._choose(0, 225)
-            patch.setitem(graphs._captured, size, graphs._capture(*size))
-            assert graphs._captured[size].hopper
+            patch.setattr("engine.attention.flashinfer_backend.MANY_KEYS", 0)
+            expected = runner.logits(rows)
+        assert _error(runner.logits(rows), expected) < 1e-2
+        for most_keys, reader in ((1 << 20, "hopper"), (0, "split")):
+            monkeypatch.setattr("engine.attention.flashinfer_backend.MANY_KEYS", most_keys)
+            size = next(size for size in graphs.sizes() if size.prompt == 256 and size.splits == (reader == "split"))
+            monkeypatch.setitem(graphs._captured, size, graphs._capture(size))
+            graphs._chosen.clear()
+            assert graphs._choose(Size(0, 225, reader == "split")).prompt == 256
             for order in ([0, 1, 2], [2, 1, 0]):
                 result = graphs.run(StepRows.of([rows[index] for index in order]))
                 actual = torch.stack([result.logits[pick] for pick in result.picks])

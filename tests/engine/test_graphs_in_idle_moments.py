@@ -24,7 +24,7 @@ PROMPTS = (32, 64, 96, 128)
 def simulated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         simulate(patch, prompt_sizes=PROMPTS)
-        patch.setattr("engine.attention.flashinfer_backend.ENOUGH_TILES", 1)
+        patch.setattr("engine.attention.flashinfer_backend.ENOUGH_TILES", 5)  # enough tokens for it: 96
         yield
 
 
@@ -65,18 +65,20 @@ def test_coarse_sizes() -> None:
 
 
 def test_few_sizes_stand_at_first_and_serve_every_step(runner: Any) -> None:
+    from engine.gpu.step_sizes import Size
+
     graphs = runner.graphs
     first, every = set(graphs._captured), set(graphs.sizes())
     assert first == set(graphs.first_sizes()) < every
     assert len(first) == 4 + 2 * 3
     expected = _eager(runner)
     assert _said(runner) == expected
-    for decode, prompt in every:
-        chosen = graphs._choose(decode, prompt)
+    for decode, prompt, splits in every:
+        chosen = graphs._choose(Size(decode, prompt, splits))
         assert chosen in first
-        assert chosen[0] >= decode
-        assert chosen[1] >= prompt
-        assert (chosen[1] > 0) == (prompt > 0)
+        assert chosen.decode >= decode
+        assert chosen.prompt >= prompt
+        assert (chosen.prompt > 0) == (prompt > 0)
 
 
 def test_the_others_follow_one_at_a_time_largest_first(runner: Any) -> None:
@@ -94,8 +96,10 @@ def test_the_others_follow_one_at_a_time_largest_first(runner: Any) -> None:
         if not more:
             break
     assert followed == missing
-    assert [sum(size) for size in followed] == sorted((sum(size) for size in missing), reverse=True)
-    assert all(graphs._choose(*size) == size for size in graphs.sizes())
+    assert [size.decode + size.prompt for size in followed] == sorted(
+        (size.decode + size.prompt for size in missing), reverse=True
+    )
+    assert all(graphs._choose(size) == size for size in graphs.sizes())
 
 
 def test_graphs_of_drafts_follow_all_others_where_somebody_drafts(runner: Any) -> None:
@@ -133,11 +137,11 @@ def test_a_kernel_that_comes_later_serves_at_once_and_graphs_follow(runner: Any)
     while runner.idle():
         turns += 1
         assert _said(runner) == expected
-    assert turns == sum(prompt > 0 for _, prompt in graphs.sizes())
+    assert turns == sum(size.prompt > 0 for size in graphs.sizes())
     runs = hopper.num_runs
     assert _said(runner) == expected
     assert hopper.num_runs > runs
-    assert not any(captured.hopper for (_, prompt), captured in graphs._captured.items() if not prompt)
+    assert _readers(graphs) == {(False, False): {"split"}, (True, False): {"hopper"}, (True, True): {"split"}}
 
 
 def test_a_kernel_that_is_there_at_start_serves_from_the_first_step(tmp_path: Path) -> None:
@@ -148,8 +152,28 @@ def test_a_kernel_that_is_there_at_start_serves_from_the_first_step(tmp_path: Pa
     modules.hopper = HopperModule()
     assert loaded.graphs is not None
     loaded.graphs.capture()
-    assert all(captured.hopper == (prompt > 0) for (_, prompt), captured in loaded.graphs._captured.items())
+    assert _readers(loaded.graphs)[True, False] == {"hopper"}
+    assert _readers(loaded.graphs)[True, True] == {"split"}
     assert _said(loaded) == expected
+
+
+def test_many_keys_of_few_tokens_are_split_whatever_is_captured(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hopper kernel cannot: a small chunk behind a long context has a graph of its own, or a larger one."""
+    long = [Row(0, 200, _ids(0, 30), GREEDY), Row(1, 0, _ids(1, 30), GREEDY)]
+    short = [Row(0, 40, _ids(0, 30), GREEDY), Row(1, 0, _ids(1, 30), GREEDY)]
+    expected = [[token.token_id for token in runner.step(rows)] for rows in (long, short)]
+    hopper = runner._modules.hopper = HopperModule()
+    monkeypatch.setattr("engine.attention.flashinfer_backend.MANY_KEYS", 100)
+    is_more = True
+    while is_more:
+        is_more = runner.idle()
+        for rows, said in zip((long, short), expected, strict=True):
+            assert [token.token_id for token in runner.step(rows)] == said
+    runs = hopper.num_runs
+    runner.step(long)
+    assert hopper.num_runs == runs
+    runner.step(short)
+    assert hopper.num_runs > runs
 
 
 def test_a_failed_capture_is_the_last(runner: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -228,3 +252,11 @@ def test_a_dry_run_launches_the_kernels_of_drafts_where_somebody_drafts(
     assert len(runner.verify_graphs._captured) == len(checked_ahead(ROWS))
     assert {queries for queries, _ in sent} == {queries for queries, _ in seen}
     assert {sizes for _, sizes in sent} == {sizes for _, sizes in seen}
+
+
+def _readers(graphs: Any) -> dict[tuple[bool, bool], set[str]]:
+    """Who reads chunks in graphs that have some or not, by whether they are for keys that are split."""
+    readers: dict[tuple[bool, bool], set[str]] = {}
+    for size, captured in graphs._captured.items():
+        readers.setdefault((size.prompt > 0, size.splits), set()).add(captured.reader)
+    return readers

@@ -94,9 +94,13 @@ class TimedFlight:
     tokens: list[SampledToken]
     is_first: bool = False
 
+    def wait(self) -> None:
+        """On the device."""
+        self.time.now_s = max(self.time.now_s, self.done_s)
+
     def result(self) -> list[SampledToken]:
         """Waits."""
-        self.time.now_s = max(self.time.now_s, self.done_s)
+        self.wait()
         return self.tokens
 
 
@@ -126,6 +130,7 @@ class TimedRunner:
         noise: Of what a step takes, the standard deviation as a part of it.
         draft_s: What a draft adds to a step of the device.
         max_drafts: Most that a row may have.
+        host: How many times as long a launch takes the host as it did there.
     """
 
     vocab_size = 50
@@ -145,8 +150,10 @@ class TimedRunner:
         noise: float = 0.0,
         draft_s: float = 0.0,
         max_drafts: int = 0,
+        host: float = 1.0,
     ) -> None:
         self.shape = shape
+        self._host = host
         self.max_drafts = max_drafts
         self._draft_s = draft_s
         self._noise = noise
@@ -186,11 +193,15 @@ class TimedRunner:
         drafts = sum(len(row.drafted) for row in rows)
         prompt = self.prompt_size(sum(len(row.token_ids) for row in rows) - len(decodes) - drafts)
         padded = next(size for size in sizes_beside(self.max_rows, prompt) if size >= len(decodes))
-        self.time.now_s += (0.6 + 0.016 * len(decodes)) * MS
+        self.time.now_s += self._host * (0.6 + 0.016 * len(decodes)) * MS
         step_s = self.shape.step_s(decodes, prompt, padded) + drafts * self._draft_s
         done_s = self.time.work(step_s * self._random.gauss(1.0, self._noise))
         sampled = sum(1 + len(row.drafted) for row in rows if row.sampling is not None)
-        return TimedFlight(self.time, done_s, [SampledToken(TOLD)] * sampled)
+        return TimedFlight(self.time, done_s, self.says(sampled))
+
+    def says(self, count: int) -> list[SampledToken]:
+        """So many tokens that are drawn."""
+        return [SampledToken(TOLD)] * count
 
 
 @dataclass

@@ -131,15 +131,15 @@ def test_how_often_the_second_guess_is_right_is_learnt(length: int) -> None:
     speculator = speculator_of(Says("echo", Kind.ECHO, first), Says("habit", Kind.HABIT, second), length=length)
     speculator.controller = Always(length) if length else Idle(1)
     asked = sequence([5])
-    before = speculator._rescue_rates(Kind.HABIT).first
+    before = speculator.beliefs.rescue_rates(Kind.HABIT).first
     for _ in range(30):
         verify(speculator, asked, [1, 2, 9] if length else [1])
-    assert speculator._rescue_rates(Kind.HABIT).first == before
+    assert speculator.beliefs.rescue_rates(Kind.HABIT).first == before
     for number in range(90):
         right = [3, 4, 9] if length else [3]
         verify(speculator, asked, right if number % 3 else [9])
-    assert speculator._rescue_rates(Kind.HABIT).first == pytest.approx(2 / 3, abs=0.05)
-    assert (speculator._rescue_rates(Kind.HABIT).later > 0.9) == bool(length)
+    assert speculator.beliefs.rescue_rates(Kind.HABIT).first == pytest.approx(2 / 3, abs=0.05)
+    assert (speculator.beliefs.rescue_rates(Kind.HABIT).later > 0.9) == bool(length)
 
 
 class Idle(Always):

@@ -303,7 +303,7 @@ def test_looking_is_no_part_of_what_steps_take() -> None:
         started_s = clock[0]
         speculator.propose([asked], 100)
         clock[0] += 1e-3
-        plan = Plan(0, Room(None, Load()), [Chunk(asked, length, 1, True)])
+        plan = Plan(0, Room(None, Load(1, 1)), [Chunk(asked, length, 1, True)])
         speculator.stepped(plan, clock[0] - started_s)
     assert controller.times.plain_s(1) == pytest.approx(1e-3)
 
@@ -313,15 +313,15 @@ def test_guesses_end_before_max_tokens_and_at_ids_that_cannot_be_said() -> None:
     speculator.sources = [Replay({"r": [5, 6, 7, 8, 200, 9]}, 1.0, 100)]
     asked = sequence([5])
     asked.drafting = Drafting()
-    candidate = speculator._candidate(asked, asked.drafting, speculator._limit(asked))
+    candidate = speculator._asked(asked)
     assert candidate is not None
     assert candidate.length == 3
     asked.max_tokens = 3
-    candidate = speculator._candidate(asked, asked.drafting, speculator._limit(asked))
+    candidate = speculator._asked(asked)
     assert candidate is not None
     assert candidate.length == 1
     asked.max_tokens = 2
-    assert speculator._candidate(asked, asked.drafting, speculator._limit(asked)) is None
+    assert speculator._asked(asked) is None
 
 
 @pytest.mark.parametrize("mode", ["none", "auto"])

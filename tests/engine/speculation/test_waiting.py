@@ -1,5 +1,5 @@
-"""Where a device computes one step while the host makes the next: what waiting to look for guesses may cost, and that
-guesses are found all the same.
+"""Where a device computes one step while the host makes the next: guesses are looked for meanwhile, and what that and
+waiting for results may cost.
 
 On a device in made-up time for which the host needs about as long as it takes, with guesses that are right as often as
 a script says; a look takes the host some µs a row.
@@ -12,10 +12,13 @@ from typing import Final
 
 import pytest
 
+from engine.batch import SampledToken
 from engine.sequence import Sequence
-from engine.speculation.controller import LONG_REST, Controller
+from engine.speculation.ahead import Ahead
+from engine.speculation.beliefs import Beliefs
+from engine.speculation.controller import Controller
 from engine.speculation.drafting import Drafting, Proposal
-from engine.speculation.lengths import Lengths
+from engine.speculation.lengths import Always, Lengths
 from engine.speculation.replay import Replay
 from tests.engine.timed_device import MS, QWEN3_VL_2B, TOLD, Server, Time, TimedRunner
 
@@ -24,13 +27,14 @@ LOOK_S: Final = 0.008 * MS
 DRAFT_S: Final = 0.017 * MS
 """With 7 for each of 64 rows a step takes five times as long."""
 TOKENS: Final = 600
+FEW_TOKENS: Final = 96
 
 
 class Script(Replay):
     """Guesses that take time to find."""
 
-    def __init__(self, time: Time, names: list[str], accuracy: float) -> None:
-        super().__init__({name: [TOLD] * TOKENS for name in names}, accuracy, TimedRunner.vocab_size)
+    def __init__(self, time: Time, names: list[str], accuracy: float, tokens: int, seed: int) -> None:
+        super().__init__({name: [TOLD] * tokens for name in names}, accuracy, TimedRunner.vocab_size, seed)
         self._time = time
 
     def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal | None:
@@ -39,22 +43,65 @@ class Script(Replay):
         return super().propose(sequence, drafting, limit)
 
 
+class Random(TimedRunner):
+    """Says anything: no source is right for long, though most find something to guess by."""
+
+    def says(self, count: int) -> list[SampledToken]:
+        """See `TimedRunner.says`."""
+        return [SampledToken(self._random.randrange(self.vocab_size)) for _ in range(count)]
+
+
+@dataclasses.dataclass
+class Machine:
+    """A device with its host, and what was learnt there; `waits` counts."""
+
+    draft_s: float = DRAFT_S
+    host: float = 1.0
+    tokens: int = TOKENS
+    controller: Lengths | None = None
+    beliefs: Beliefs | None = None
+    waits: int = 0
+
+    def decode_s(self, rows: int, accuracy: float | None, seed: int = 0) -> float:
+        """How long so many streams take. `accuracy`: of guesses; None: nobody guesses."""
+        server = self._server(TimedRunner, accuracy is not None)
+        names = [f"s{index}" for index in range(rows)]
+        if accuracy is not None:
+            server.engine.speculator.sources = [Script(server.time, names, accuracy, self.tokens, seed)]
+        return self._run(server, names)
+
+    def random_s(self, rows: int, *, guesses: bool) -> float:
+        """The same of text that nobody knows, with the sources that there are."""
+        return self._run(self._server(Random, guesses), [f"s{index}" for index in range(rows)])
+
+    def _server(self, kind: type[TimedRunner], guesses: bool) -> Server:
+        time = Time()
+        runner = kind(SHORT, time, noise=0.01, draft_s=self.draft_s, max_drafts=15, host=self.host)
+        runner.drafts_beside_prompts = True
+        server = Server(runner, time, {"speculation": "auto" if guesses else "none"})  # type: ignore[dict-item]
+        speculator = server.engine.speculator
+        speculator.controller = self.controller or speculator.controller
+        speculator.beliefs = self.beliefs or speculator.beliefs
+        is_due = speculator.is_due
+
+        def counted(running: list[Sequence]) -> bool:
+            due = is_due(running)
+            self.waits += due
+            return due
+
+        speculator.is_due = counted  # type: ignore[method-assign, assignment]
+        return server
+
+    def _run(self, server: Server, names: list[str]) -> float:
+        for name in names:
+            server.send(name, self.tokens, text=60)
+        server.run_until()
+        return max(seen.events_s[-1] for seen in server.seen.values()) - server.seen[names[0]].events_s[0]
+
+
 def decode_s(rows: int, accuracy: float | None, controller: Lengths | None = None, draft_s: float = DRAFT_S) -> float:
-    """How long so many streams take. `accuracy`: of guesses; None: nobody guesses."""
-    time = Time()
-    runner = TimedRunner(SHORT, time, noise=0.01, draft_s=draft_s, max_drafts=15)
-    runner.drafts_beside_prompts = True
-    mode = "none" if accuracy is None else "auto"
-    server = Server(runner, time, {"speculation": mode})  # type: ignore[dict-item]
-    names = [f"s{index}" for index in range(rows)]
-    if accuracy is not None:
-        server.engine.speculator.sources = [Script(time, names, accuracy)]
-        if controller is not None:
-            server.engine.speculator.controller = controller
-    for name in names:
-        server.send(name, TOKENS, text=60)
-    server.run_until()
-    return max(seen.events_s[-1] for seen in server.seen.values()) - server.seen[names[0]].events_s[0]
+    """On a new machine, of which `controller` may know something."""
+    return Machine(draft_s, controller=controller).decode_s(rows, accuracy)
 
 
 @pytest.mark.parametrize("rows", [32, 64])
@@ -78,14 +125,127 @@ def test_where_checks_are_cheap_they_gain(rows: int) -> None:
     assert decode_s(rows, 1.0) < 0.4 * plain_s
 
 
-def test_where_no_check_can_pay_waits_are_rare() -> None:
+def test_where_no_check_can_pay_nothing_is_waited_for() -> None:
     """However often guesses are right."""
     plain_s = decode_s(64, None)
-    controller = Controller(waits=True)
-    dear_s = 0.05 * MS  # more than a token of 64 rows
+    machine = Machine(0.05 * MS, controller=Controller(waits=True))  # a draft costs more than a token of 64 rows
     for accuracy in (1.0, 0.0):
-        decode_s(64, accuracy, controller, dear_s)
+        machine.decode_s(64, accuracy)
+    machine.waits = 0
     for accuracy in (0.0, 0.5, 0.8, 1.0):
-        assert decode_s(64, accuracy, controller, dear_s) < 1.01 * plain_s
-    assert controller.rest(64) == LONG_REST
-    assert controller.rest(1) < LONG_REST
+        assert machine.decode_s(64, accuracy) < 1.01 * plain_s
+    assert machine.waits == 0
+
+
+@pytest.mark.parametrize("host", [1.0, 2.6])
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_where_nothing_is_right_hardly_anything_is_lost_from_the_first_answer_on(rows: int, host: float) -> None:
+    """Looks take half a millisecond with 64 rows, which the slow host has not to spare."""
+    plain_s = Machine(host=host).decode_s(rows, None)
+    assert Machine(host=host).decode_s(rows, 0.0) < 1.005 * plain_s
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 64])
+def test_text_that_nobody_knows_costs_next_to_nothing(rows: int) -> None:
+    plain_s = Machine().random_s(rows, guesses=False)
+    machine = Machine(controller=Controller(waits=True))
+    taken = [machine.random_s(rows, guesses=True) / plain_s for _ in range(4)]
+    assert max(taken) < 1.03
+    assert sum(taken) < 4 * 1.01
+
+
+@pytest.mark.parametrize("host", [1.0, 1.9, 2.6])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("accuracy", [0.5, 0.8, 1.0])
+def test_in_short_answers_most_is_gained_that_checking_always_would_gain(
+    accuracy: float, rows: int, host: float
+) -> None:
+    """Once it is known what checks cost, in answers of which each must be decided anew."""
+    machine = Machine(host=host, tokens=FEW_TOKENS)
+    plain_s = machine.decode_s(rows, None)
+    always = dataclasses.replace(machine, controller=Always(7))
+    most_s = sum(always.decode_s(rows, accuracy, seed) for seed in range(6))
+    machine.controller, machine.beliefs = Controller(waits=True), Beliefs()
+    for seed in range(3):
+        machine.decode_s(rows, accuracy, 100 + seed)
+    taken_s = sum(machine.decode_s(rows, accuracy, seed) for seed in range(6))
+    if most_s < 0.9 * 6 * plain_s:
+        assert taken_s < 1.2 * most_s
+    assert taken_s < 1.03 * 6 * plain_s
+
+
+def test_guesses_that_become_right_are_noticed_at_once() -> None:
+    """Although none was for long, and none was checked."""
+    machine = Machine(controller=Controller(waits=True), beliefs=Beliefs())
+    for accuracy in (1.0, 0.0, 0.0):
+        machine.decode_s(4, accuracy)
+    machine.waits, machine.tokens = 0, FEW_TOKENS
+    plain_s = machine.decode_s(4, None)
+    assert machine.decode_s(4, 1.0) < 0.9 * plain_s
+    assert machine.decode_s(4, 1.0) < 0.4 * plain_s
+    assert machine.waits > 0
+
+
+# ---- when to look, when to wait -------------------------------------------------------------------------------------
+
+
+def looks(ahead: Ahead, spare_s: float, look_s: float, steps: int = 1000) -> int:
+    """Of so many steps of a millisecond, before how many there was a look. The host waits for `spare_s` without."""
+    count, owed_s = 0, 0.0
+    for _ in range(steps):
+        if ahead.may_look():
+            ahead.looked(look_s)
+            owed_s, count = look_s, count + 1
+        ahead.stepped(1e-3 + max(owed_s - spare_s, 0.0), max(spare_s - owed_s, 0.0))
+        owed_s = 0.0
+    return count
+
+
+def test_a_look_is_made_before_each_step_while_the_host_waits_for_the_device_anyway() -> None:
+    assert looks(Ahead(), spare_s=3e-4, look_s=1e-4) > 990
+
+
+@pytest.mark.parametrize("spare_s", [0.0, 5e-5])
+def test_a_host_that_has_no_time_to_spare_takes_a_fraction_of_it_for_looks(spare_s: float) -> None:
+    count = looks(Ahead(), spare_s, look_s=1e-4)
+    assert 0 < count * (1e-4 - spare_s) < 0.006 * 1000 * 1e-3
+
+
+def test_a_look_that_a_busy_machine_made_dear_keeps_nobody_from_looking() -> None:
+    ahead = Ahead()
+    looks(ahead, spare_s=3e-4, look_s=1e-4)
+    ahead.looked(1.0)
+    assert looks(ahead, spare_s=3e-4, look_s=1e-4, steps=200) > 100
+
+
+def test_an_answer_that_may_repeat_another_is_looked_at_at_once() -> None:
+    ahead = Ahead()
+    looks(ahead, spare_s=0.0, look_s=1e-3)
+    assert not ahead.may_look()
+    ahead.expect()
+    assert ahead.may_look()
+
+
+def test_promises_that_waits_do_not_find_are_believed_less_and_later_again() -> None:
+    ahead = Ahead()
+    assert ahead.is_worth(1.5, waiting=0.5)
+    assert not ahead.is_worth(1.0, waiting=0.0)
+    for _ in range(20):
+        ahead.waited(found=False)
+    assert not ahead.is_worth(1.5, waiting=0.5)
+    assert ahead.is_worth(20.0, waiting=0.5)
+    for _ in range(2000):
+        ahead.stepped(1e-3, 1e-4)
+    assert ahead.is_worth(1.5, waiting=0.5)
+
+
+def test_a_model_is_asked_ever_more_rarely_where_it_guesses_nothing() -> None:
+    ahead, asked = Ahead(), 0
+    for _ in range(1000):
+        if ahead.may_ask():
+            asked += 1
+            ahead.waited(found=False)
+        ahead.stepped(1e-3, 1e-4)
+    assert 1000 / 64 < asked < 30
+    ahead.waited(found=True)
+    assert ahead.may_ask()

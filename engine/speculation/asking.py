@@ -1,0 +1,64 @@
+"""Asks sources in Python what follows, one sequence after the other: where there are no native ones, and scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine.speculation.drafting import Drafting, Proposal, Source
+from engine.speculation.echo import Echo
+from engine.speculation.habit import Habit
+from engine.speculation.lengths import Candidate
+from engine.speculation.tree import NO_DRAFTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Ordered
+
+    from engine.sequence import Sequence
+    from engine.speculation.beliefs import Beliefs
+
+SURE: Final = 0.5
+"""Where so much of the most that can be guessed is expected to be right, nobody else is asked."""
+
+
+def asked(
+    sources: Ordered[Source], sequence: Sequence, drafting: Drafting, limit: int, beliefs: Beliefs, vocab_size: int
+) -> Candidate | None:
+    """The best of what the sources guess, `limit` tokens at most. All of it is what `drafting` has proposed then."""
+    proposed: list[Proposal] = []
+    most = 0.0
+    echo = next((source for source in sources if isinstance(source, Echo)), None)
+    for source in sources if limit > 0 else ():
+        if proposed and most >= SURE * limit:
+            break  # nobody else could guess much more
+        answer = source.propose(sequence, drafting, limit)
+        for made in (answer, *answer.others) if answer is not None else ():
+            proposal = allowed(sequence, made, vocab_size)
+            if proposal is not None:
+                proposed.append(proposal)
+                rates = beliefs.rates(drafting, proposal.kind)
+                most = max(most, rates.expected(len(proposal.token_ids)))
+        if source.name == Habit.name and echo is not None:
+            proposed = echo.weighed(drafting, proposed)
+    best, best_at, most = None, 0, 0.0
+    for index, proposal in enumerate(proposed):
+        rates = beliefs.rates(drafting, proposal.kind)
+        right = rates.expected(len(proposal.token_ids))
+        if right > most:
+            best_at, most = index, right
+            best = Candidate(len(proposal.token_ids), rates)
+    if best_at:
+        proposed.insert(0, proposed.pop(best_at))
+    drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS
+    return best
+
+
+def allowed(sequence: Sequence, proposal: Proposal, vocab_size: int) -> Proposal | None:
+    """A proposal up to what can never be said."""
+    guesses = proposal.token_ids
+    if max(guesses) >= vocab_size:
+        guesses = guesses[: next(index for index, guess in enumerate(guesses) if guess >= vocab_size)]
+    if sequence.grammar is not None and guesses:
+        guesses = guesses[: sequence.grammar.count_allowed(guesses)]
+    if len(guesses) == len(proposal.token_ids):
+        return proposal
+    return Proposal(proposal.kind, guesses) if guesses else None
