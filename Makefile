@@ -40,8 +40,10 @@ $(VENV)/.dev: $(INSTALLED)
 serve: $(VENV)/.serve
 	exec $(BIN)/beholder serve $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
+# Three workers for two cores, since many tests wait for servers and browsers; tests/order.py says who gets what when.
+# What is compiled is kept, whatever the environment asks for: the tests start hundreds of processes.
 test: $(VENV)/.dev chromium
-	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 # The browser of tests/ui. Where it cannot be had those tests skip and say so.
 .PHONY: chromium

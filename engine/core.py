@@ -305,13 +305,13 @@ class Engine:
 
     def _can_run_ahead(self, flying: Batch) -> bool:
         """Whether a batch can be made that will be right whatever the one in flight gives."""
-        running = self.scheduler.running
+        running, speculator = self.scheduler.running, self.speculator
         return (
             not flying.has_drafts  # how many tokens will come is open
             and self.kv.num_available > len(running)  # nobody will be retracted
             and any(sequence.is_decoding and not sequence.is_ending for sequence in running)
             and not any(sequence.needs_results for sequence in running)
-            and not (self.scheduler.may_draft and self.speculator.is_due(running))
+            and not (speculator.may_be_due(running) and self.scheduler.may_draft and speculator.is_due(running))
         )
 
     def _land(self) -> None:

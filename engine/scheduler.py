@@ -296,11 +296,13 @@ class Scheduler:
         while count < most:
             picture = self._unseen(sequence, start + count, start + most)
             stop = most if picture is None else picture.first_position(start + count) - start
-            fitting = plan.room.tokens(stop - count)
-            plan.room.take_tokens(fitting)
-            count += fitting
-            if count < stop or picture is None:
-                break
+            # A few tokens before a picture may cost as much as many: then they come with what follows them.
+            if picture is None or plan.room.is_cheap(stop - count):
+                fitting = plan.room.tokens(stop - count)
+                plan.room.take_tokens(fitting)
+                count += fitting
+                if count < stop or picture is None:
+                    break
             if not self.encodings.make_readable(plan.room, plan.encodings, sequence, picture):
                 break
         if not count:

@@ -66,6 +66,8 @@ SHARE: Final = 0.25
 """Who has waited for this part of the longest time counts in full."""
 NEW_PICTURES: Final = 1
 """A step beside decoding begins no more, whatever the room."""
+MANY: Final = 256
+"""Tokens of a prompt whose cost tells what one takes."""
 LEAST_CHUNK: Final = 16
 """Tokens of a prompt that a step takes even where no time is left, if it takes nothing else, and as many more as cost
 no more: work always goes on.
@@ -129,6 +131,13 @@ class Room:
         if not self._has_taken:
             until_s = max(until_s, costs.prompt_s(LEAST_CHUNK))
         return bisect_right(range(1, most + 1), until_s, key=lambda more: costs.prompt_s(taken + more))
+
+    def is_cheap(self, tokens: int) -> bool:
+        """Whether so many tokens more cost not much more than they would among `MANY`."""
+        if not self.is_bounded or self.costs is None:
+            return True
+        taken, each_s = self.load.prompt_tokens, self.costs.prompt_s(MANY) / MANY
+        return self.costs.prompt_s(taken + tokens) - self.costs.prompt_s(taken) <= 2 * tokens * each_s
 
     def slices(self, size: float, most: int) -> int:
         """How many more slices of a picture fit; `size`: its vision tokens a slice. One of a new size comes first, to

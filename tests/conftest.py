@@ -43,8 +43,17 @@ _TINY: Final = (
 )
 """Each after what it imports."""
 
-for _name in (*_TINY, "tiny_heads", "packed_models", "serving", "streaming", "soak", "clips", "browser"):
+for _name in (*_TINY, "tiny_heads", "packed_models", "serving", "streaming", "soak", "clips", "browser", "order"):
     _load(_name)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Several workers share the tests in an order of their own; one process alone keeps that of the folders."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from order import ordered
+
+        items[:] = ordered(items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,19 +36,24 @@ from engine.gpu.tree_parts import tree_parts
 ENOUGH_TILES: Final = 96
 """So many blocks of 128 queries, by key head, keep the device busy without splitting their keys."""
 
-MANY_KEYS: Final = 2048
-"""So many a block of the Hopper kernel may read however few the tokens are. A thousand take it 12 µs of an H200; the
-other kernel takes 13 for its parts and 7 to 20 to put them together.
-"""
-
 TILE: Final = 128
 """Tokens of one head that a block of the Hopper kernel takes."""
 
 FEW_TOKENS: Final = TILE // 2
 """With fewer a row than this, most of such tiles would be padding."""
 
-BLOCKS: Final = 128
-"""So many run at once, about."""
+BLOCKS: Final = 132
+"""Multiprocessors of an H200, of which the Hopper kernel gives each one of its tiles at a time."""
+
+FULL: Final = 8900
+"""Tokens times heads that keep the device busy however their keys are split: from then on the other kernel takes as
+long for more keys as the Hopper kernel does (14 µs for a thousand).
+"""
+
+TOGETHER: Final = (0.6, 1.5)
+"""What it takes to put together what was read in parts, whatever the keys, and so much more at `FULL`: as long as the
+Hopper kernel takes for so many thousand keys.
+"""
 
 Reader = Literal["split", "whole", "hopper"]
 """Who reads chunks: the one kernel with keys split or not, or the Hopper kernel, which cannot split them."""
@@ -245,12 +250,14 @@ class FlashInferAttention:
 
     def splits(self, lengths: Lengths, tokens: int) -> bool:
         """Whether the keys of such rows, in a step of so many tokens, are worth splitting: the tokens are few and some
-        keys many.
+        keys many, so that the Hopper kernel would leave most of the device idle for long.
         """
         if self.is_whole(tokens):
             return False
-        tiles = int((-(-np.diff(lengths.query) // TILE)).sum()) * self.num_heads
-        return -(-tiles // BLOCKS) * int(np.diff(lengths.keys).max()) > MANY_KEYS
+        rounds = -(-int((-(-np.diff(lengths.query) // TILE)).sum()) * self.num_heads // BLOCKS)
+        share = tokens * self.num_heads / FULL
+        thousands = int(np.diff(lengths.keys).max()) / 1024
+        return thousands * (rounds - share) > TOGETHER[0] + TOGETHER[1] * share
 
     def is_whole(self, tokens: int) -> bool:
         """Whether so many tokens keep the device busy without splitting their keys, whatever they are."""

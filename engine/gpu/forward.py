@@ -16,7 +16,16 @@ import torch
 from engine.attention.flashinfer_backend import StepPlan
 from engine.gpu.experts import run_experts
 from engine.gpu.ops import rotate_and_write
-from engine.gpu.skinny import GATE_UP, TO_RESIDUAL, add_parts_rms_norm, is_skinny, skinny, skinny_gate_up
+from engine.gpu.skinny import (
+    add_parts_rms_norm,
+    gate_up_tiles,
+    heads_tiles,
+    is_skinny,
+    is_skinny_for_heads,
+    residual_tiles,
+    skinny,
+    skinny_gate_up,
+)
 from engine.models.decoder import Decoder, DecoderLayer, DeepStack, GatedMLP
 from engine.models.experts import Experts
 from preprocess.blocks.gpu_kernels import rms_norm, silu_mul
@@ -105,9 +114,8 @@ class FusedDecoder:
         normed = add_norm(delta, x, layer.attention_norm)
         if self.told is not None and self.told.wants(layer.index):
             self.told.write(layer.index, plan.places, x)
-        qkv = layer.qkv(normed).view(len(x), -1, layer.head_dim)  # (tokens, heads + 2 kv_heads, head_dim)
         query = rotate_and_write(
-            qkv,
+            heads_of(normed, layer.qkv, layer.head_dim),
             rotation,
             plan.slots,
             self._pool[layer.index],
@@ -123,11 +131,21 @@ class FusedDecoder:
         return run_experts(layer.mlp, normed)
 
 
+def heads_of(normed: torch.Tensor, qkv: Linear, head_dim: int) -> torch.Tensor:
+    """Queries, keys and values: (tokens, heads + 2 kv_heads, head_dim), or float32 parts of them in front of that."""
+    if is_skinny_for_heads(normed, qkv.inputs):
+        heads = skinny(normed, qkv.weight, qkv.bias, heads_tiles(len(normed), qkv.outputs, qkv.inputs))
+    else:
+        heads = qkv(normed)
+    return heads.view(*heads.shape[:-1], -1, head_dim)
+
+
 def gated_mlp(mlp: GatedMLP, normed: torch.Tensor) -> torch.Tensor:
     """What an MLP adds to the residual stream, as of `to_residual`."""
     gate_up = mlp.gate_up
     if is_skinny(normed, gate_up.inputs):
-        activated = skinny_gate_up(normed, gate_up.weight, gate_up.bias, GATE_UP)
+        tiles = gate_up_tiles(len(normed), gate_up.outputs // 2)
+        activated = skinny_gate_up(normed, gate_up.weight, gate_up.bias, tiles)
     else:
         activated = silu_mul(gate_up(normed))
     return to_residual(activated, mlp.down)
@@ -136,7 +154,8 @@ def gated_mlp(mlp: GatedMLP, normed: torch.Tensor) -> torch.Tensor:
 def to_residual(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """A product whose result is added to the residual stream, in parts where rows are few."""
     if is_skinny(x, linear.inputs):
-        return skinny(x, linear.weight, linear.bias, TO_RESIDUAL)
+        tiles = residual_tiles(len(x), linear.outputs, linear.inputs)
+        return skinny(x, linear.weight, linear.bias, tiles)
     return linear(x)
 
 

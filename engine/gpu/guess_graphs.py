@@ -29,6 +29,7 @@ from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.guess_layout import MOST_GUESSES, GuessLayout, Texts
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
+from engine.gpu.skinny import kind_of
 from engine.gpu.step_sizes import WIDTHS, coarse, row_sizes
 from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, forbid, is_filtered
 from engine.speculation.drafter import DraftRow
@@ -174,7 +175,9 @@ class GuessGraphs:
         """Launch the work of all sizes that differ in more than numbers, outside of graphs: see `compile_launched`."""
         whole = self._guesser
         self._guesser = whole.thin()
-        for rows, width in [*((1, width) for width in WIDTHS), *((rows, WIDTHS[0]) for rows in self._row_sizes)]:
+        kinds = {kind_of(rows * width): (rows, width) for rows, width in self.sizes()}
+        rows_of_one = [(1, width) for width in WIDTHS]
+        for rows, width in [*rows_of_one, *((rows, WIDTHS[0]) for rows in self._row_sizes), *kinds.values()]:
             layout = self._layout(rows, width)
             self._send([], [], [], layout)
             self._first(layout)

@@ -10,6 +10,7 @@ import triton.language as tl
 @triton.jit
 def rotate_and_write(
     qkv,
+    queries,
     weight,
     cosines,
     sines,
@@ -17,18 +18,20 @@ def rotate_and_write(
     pool,
     num_heads,
     num_kv_heads,
+    query_stride,
     angle_stride,
     eps,
+    PARTS: tl.constexpr,
     NORM: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """QK-norm where NORM, rotation of queries (in place) and keys, and keys and values into the pool's slots.
+    """QK-norm where NORM, rotation of queries and keys, and keys and values into the pool's slots.
 
     One program a token and block of HEADS heads, whatever they are. `sines` are signed, see
-    `preprocess.blocks.rope.Rope`. qkv (tokens, heads + 2 kv_heads, 2 HALF); weight (heads + kv_heads, 2 HALF);
-    pool (slots, 2, kv_heads, 2 HALF).
+    `preprocess.blocks.rope.Rope`. qkv (tokens, heads + 2 kv_heads, 2 HALF), or the sum of PARTS of them; queries
+    (tokens, query_stride), which may be qkv's; weight (heads + kv_heads, 2 HALF); pool (slots, 2, kv_heads, 2 HALF).
     """
     token = tl.program_id(0).to(tl.int64)
     total = num_heads + 2 * num_kv_heads
@@ -40,14 +43,21 @@ def rotate_and_write(
     source = qkv + (token * total + heads) * (2 * HALF) + columns[None, :]
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        for _ in tl.static_range(1, PARTS):
+            source += tl.num_programs(0) * total * (2 * HALF)
+            low += tl.load(source, mask=inside, other=0.0)
+            high += tl.load(source + HALF, mask=inside, other=0.0)
+        low = low.to(pool.dtype.element_ty).to(tl.float32)  # as a product's result is rounded
+        high = high.to(pool.dtype.element_ty).to(tl.float32)
     if NORM:
         square = tl.sum(low * low + high * high, 1) / (2 * HALF)
         scale = tl.rsqrt(square + eps)[:, None]
         gains = weight + heads * (2 * HALF) + columns[None, :]
         low_gain = tl.load(gains, mask=inside & is_turned, other=0.0).to(tl.float32)
         high_gain = tl.load(gains + HALF, mask=inside & is_turned, other=0.0).to(tl.float32)
-        low = tl.where(is_turned, (low * scale * low_gain).to(qkv.dtype.element_ty).to(tl.float32), low)
-        high = tl.where(is_turned, (high * scale * high_gain).to(qkv.dtype.element_ty).to(tl.float32), high)
+        low = tl.where(is_turned, (low * scale * low_gain).to(pool.dtype.element_ty).to(tl.float32), low)
+        high = tl.where(is_turned, (high * scale * high_gain).to(pool.dtype.element_ty).to(tl.float32), high)
     angle = token * angle_stride + columns
     low_cos = tl.load(cosines + angle, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
     high_cos = tl.load(cosines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
@@ -55,10 +65,11 @@ def rotate_and_write(
     high_sin = tl.load(sines + angle + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
     low_turned = low * low_cos + high * low_sin
     high_turned = high * high_cos + low * high_sin
-    low = tl.where(is_turned, low_turned, low).to(qkv.dtype.element_ty)
-    high = tl.where(is_turned, high_turned, high).to(qkv.dtype.element_ty)
-    tl.store(source, low, mask=inside & is_query)
-    tl.store(source + HALF, high, mask=inside & is_query)
+    low = tl.where(is_turned, low_turned, low).to(pool.dtype.element_ty)
+    high = tl.where(is_turned, high_turned, high).to(pool.dtype.element_ty)
+    result = queries + token * query_stride + heads * (2 * HALF) + columns[None, :]
+    tl.store(result, low, mask=inside & is_query)
+    tl.store(result + HALF, high, mask=inside & is_query)
     slot = tl.load(slots + token).to(tl.int64)
     target = pool + (slot * (2 * num_kv_heads) + heads - num_heads) * (2 * HALF) + columns[None, :]
     tl.store(target, low, mask=inside & (heads >= num_heads))

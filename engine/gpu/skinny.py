@@ -6,40 +6,108 @@ split over programs leave their parts to the norm that follows (split-K without 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
 
 import torch
 
 from engine.gpu import skinny_kernels
 from preprocess.blocks.fusion import power_of_two
 
-MOST_ROWS: Final = 8
-"""With more, a library's kernels read the weights as fast."""
+FEW_ROWS: Final = 16
+SOME_ROWS: Final = 32
+MOST_ROWS: Final = 64
+"""Up to so many rows tiles are alike. With more than the most, or for queries, keys and values with more than some, a
+library's kernels read the weights as fast. It also has those with more than a few where a device has too little shared
+memory for what is on its way to larger tiles.
+"""
 
-_ROWS: Final = 16
-"""Least rows of a tile of the tensor cores."""
+LARGE_SHARED: Final = 200 << 10
+"""Bytes that a program may have where all tiles here fit: Hopper has 227 KiB."""
+
+LEAST_INPUTS: Final = 1024
+"""With fewer, products are so small that it hardly matters who makes them."""
+
+PROGRAMS: Final = 256
+"""Parts are as many as it takes to have about as many programs: two for each of an H200's 132 multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut: outputs and inputs of a tile, parts of the inputs; warps; loads in flight."""
+    """How a product is cut: outputs and inputs of a tile, parts of the inputs; warps; loads in flight; rows of a tile,
+    and whether the tensor cores take outputs for rows, of which Hopper's want 64 where of rows 8 do.
+    """
 
     columns: int
     depth: int
     splits: int = 1
     warps: int = 4
     stages: int = 4
-
-
-GATE_UP: Final = Tiles(columns=32, depth=128, stages=3)
-TO_RESIDUAL: Final = Tiles(columns=32, depth=128, splits=4)
-"""Best of a hundred on an H200, for shapes of models of 2 and 8 billion parameters."""
+    rows: int = FEW_ROWS
+    turned: bool = False
 
 
 def is_skinny(x: torch.Tensor, inputs: int) -> bool:
     """Whether these rows are few, and the products large enough, for the kernels here."""
-    return len(x) <= MOST_ROWS and inputs >= 1024
+    if inputs < LEAST_INPUTS or len(x) > MOST_ROWS:
+        return False
+    return len(x) <= FEW_ROWS or has_large_tiles(x.device)
+
+
+def is_skinny_for_heads(x: torch.Tensor, inputs: int) -> bool:
+    """The same for queries, keys and values, whose product has nothing to be fused with but the sum of its parts."""
+    return inputs >= LEAST_INPUTS and len(x) <= SOME_ROWS and has_large_tiles(x.device)
+
+
+def kind_of(rows: int) -> int:
+    """The most rows that have the same tiles as so many, or 0 where they are not few."""
+    return next((most for most in (FEW_ROWS, SOME_ROWS, MOST_ROWS) if rows <= most), 0)
+
+
+@lru_cache(maxsize=8)
+def has_large_tiles(device: torch.device) -> bool:
+    """Whether a program may have enough shared memory on a device."""
+    if device.type != "cuda":
+        return True
+    properties: Any = torch.cuda.get_device_properties(device)
+    return bool(properties.shared_memory_per_block_optin >= LARGE_SHARED)
+
+
+def gate_up_tiles(rows: int, inner: int) -> Tiles:
+    """For `skinny_gate_up`. Those of all three functions are the best of a hundred, on average over shapes of models of
+    2, 3 and 8 billion parameters on an H200.
+    """
+    if rows <= FEW_ROWS:
+        return Tiles(columns=32, depth=64, stages=5)
+    if rows <= SOME_ROWS:
+        return Tiles(columns=64, depth=64, stages=5, rows=32, turned=True)
+    if inner <= 64 * PROGRAMS // 2:  # a program a multiprocessor, which has so much more to wait for
+        return Tiles(columns=64, depth=128, rows=64)
+    return Tiles(columns=64, depth=64, rows=64)
+
+
+def residual_tiles(rows: int, outputs: int, inputs: int) -> Tiles:
+    """For a product whose parts the norm behind it sums up."""
+    if rows <= FEW_ROWS:
+        return _split(Tiles(columns=32, depth=128), outputs, inputs, most=4, least=1024)
+    if rows <= SOME_ROWS:
+        return _split(Tiles(columns=64, depth=128, rows=32, turned=True), outputs, inputs, most=6, least=512)
+    return _split(Tiles(columns=32, depth=128, rows=64), outputs, inputs, most=4, least=1024)
+
+
+def heads_tiles(rows: int, outputs: int, inputs: int) -> Tiles:
+    """For queries, keys and values, whose parts `engine.gpu.ops.rotate_and_write` sums up."""
+    tiles = Tiles(columns=64, depth=128, stages=5, turned=True)
+    if rows > FEW_ROWS:
+        tiles = Tiles(columns=64, depth=128, rows=32, turned=True)
+    return _split(tiles, outputs, inputs, most=3, least=640)
+
+
+def _split(tiles: Tiles, outputs: int, inputs: int, *, most: int, least: int) -> Tiles:
+    """In at most so many parts, of at least so many inputs."""
+    programs = -(-outputs // tiles.columns)
+    return replace(tiles, splits=max(1, min(most, inputs // least, PROGRAMS // programs)))
 
 
 def skinny(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiles: Tiles) -> torch.Tensor:
@@ -50,7 +118,7 @@ def skinny(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, til
         out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     else:
         out = torch.empty((tiles.splits, rows, outputs), dtype=torch.float32, device=x.device)
-    skinny_kernels.multiply[(-(-outputs // tiles.columns), tiles.splits)](
+    skinny_kernels.multiply[(-(-rows // tiles.rows), -(-outputs // tiles.columns), tiles.splits)](
         x,
         weight,
         weight if bias is None else bias,
@@ -58,11 +126,13 @@ def skinny(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, til
         rows,
         outputs,
         inputs,
+        -(-inputs // (tiles.splits * tiles.depth)) * tiles.depth,
         HAS_BIAS=bias is not None,
-        ROWS=_ROWS,
+        ROWS=tiles.rows,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
-        SPLITS=tiles.splits,
+        EVEN=inputs % tiles.depth == 0,
+        TURNED=tiles.turned,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
@@ -74,7 +144,7 @@ def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     rows, inputs = x.shape
     inner = weight.shape[0] // 2
     out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
-    skinny_kernels.gate_up[(-(-inner // tiles.columns),)](
+    skinny_kernels.gate_up[(-(-rows // tiles.rows), -(-inner // tiles.columns))](
         x,
         weight,
         weight if bias is None else bias,
@@ -83,9 +153,11 @@ def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
         inner,
         inputs,
         HAS_BIAS=bias is not None,
-        ROWS=_ROWS,
+        ROWS=tiles.rows,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
+        EVEN=inputs % tiles.depth == 0,
+        TURNED=tiles.turned,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def multiply(
     x,
     weight,
@@ -12,41 +12,48 @@ def multiply(
     out,
     rows,
     outputs,
-    inputs: tl.constexpr,
+    inputs,
+    part,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
-    """out[split] = x @ weight.T over one of SPLITS parts of the inputs, the first with the bias; with one part out is
-    (rows, outputs).
+    """out[split] = x @ weight.T over `part` of the inputs, the first with the bias; out (splits, rows, outputs).
+
+    A program a tile of rows, one of outputs, and a part; tiles of rows change first, as they share weights. `part` is a
+    multiple of DEPTH; EVEN: so are the inputs.
     """
-    row = tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    part: tl.constexpr = (inputs + SPLITS * DEPTH - 1) // (SPLITS * DEPTH) * DEPTH
-    first = tl.program_id(1) * part
-    depth = first + tl.arange(0, DEPTH)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for at in range(0, part, DEPTH):
-        inside = depth + at < inputs
-        a = tl.load(
-            x + row[:, None] * inputs + (depth + at)[None, :], mask=(row < rows)[:, None] & inside[None, :], other=0.0
-        )
-        b = tl.load(
-            weight + column[None, :].to(tl.int64) * inputs + (depth + at)[:, None],
-            mask=(column < outputs)[None, :] & inside[:, None],
-            other=0.0,
-        )
-        total = tl.dot(a, b, total)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(2) * part
+    depth = tl.arange(0, DEPTH)
+    total = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
+    for at in range(first, tl.minimum(first + part, inputs), DEPTH):
+        a = load_tile(x, row, rows, depth + at, inputs, EVEN)
+        b = load_tile(weight, column, outputs, depth + at, inputs, EVEN)
+        total = tl.dot(b, tl.trans(a), total) if TURNED else tl.dot(a, tl.trans(b), total)
+    if TURNED:
+        total = tl.trans(total)
     if HAS_BIAS:
         wanted = (column < outputs) & (first == 0)
         total += tl.load(bias + column, mask=wanted, other=0.0).to(tl.float32)[None, :]
-    target = out + (tl.program_id(1) * rows + row[:, None]) * outputs + column[None, :]
+    target = out + (tl.program_id(2) * rows + row[:, None]) * outputs + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
 
 
 @triton.jit
+def load_tile(matrix, row, rows, column, columns, EVEN: tl.constexpr):
+    """Rows and columns of a dense matrix (rows, columns), zeros beyond it; EVEN: all of the columns are there."""
+    inside = (row < rows)[:, None]
+    if not EVEN:
+        inside = inside & (column < columns)[None, :]
+    return tl.load(matrix + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def gate_up(
     x,
     weight,
@@ -54,36 +61,42 @@ def gate_up(
     out,
     rows,
     inner,
-    inputs: tl.constexpr,
+    inputs,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EVEN: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
-    """out = silu(gate) * up, of x @ weight.T + bias with weight (2 inner, inputs), gates first."""
-    row = tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    """out = silu(gate) * up, of x @ weight.T + bias with weight (2 inner, inputs), gates first. Programs and EVEN as
+    `multiply`'s.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
-    up = tl.zeros((ROWS, COLUMNS), tl.float32)
-    gates = weight + column[None, :].to(tl.int64) * inputs
+    gate = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
+    ups = weight + inner.to(tl.int64) * inputs
     for at in range(0, inputs, DEPTH):
-        inside = depth + at < inputs
-        a = tl.load(
-            x + row[:, None] * inputs + (depth + at)[None, :], mask=(row < rows)[:, None] & inside[None, :], other=0.0
-        )
-        wanted = (column < inner)[None, :] & inside[:, None]
-        gate = tl.dot(a, tl.load(gates + (depth + at)[:, None], mask=wanted, other=0.0), gate)
-        up = tl.dot(a, tl.load(gates + inner * inputs + (depth + at)[:, None], mask=wanted, other=0.0), up)
+        a = load_tile(x, row, rows, depth + at, inputs, EVEN)
+        b = load_tile(weight, column, inner, depth + at, inputs, EVEN)
+        c = load_tile(ups, column, inner, depth + at, inputs, EVEN)
+        gate = tl.dot(b, tl.trans(a), gate) if TURNED else tl.dot(a, tl.trans(b), gate)
+        up = tl.dot(c, tl.trans(a), up) if TURNED else tl.dot(a, tl.trans(c), up)
     if HAS_BIAS:
-        gate += tl.load(bias + column, mask=column < inner, other=0.0).to(tl.float32)[None, :]
-        up += tl.load(bias + inner + column, mask=column < inner, other=0.0).to(tl.float32)[None, :]
+        of_gates = tl.load(bias + column, mask=column < inner, other=0.0).to(tl.float32)
+        of_ups = tl.load(bias + inner + column, mask=column < inner, other=0.0).to(tl.float32)
+        gate += of_gates[:, None] if TURNED else of_gates[None, :]
+        up += of_ups[:, None] if TURNED else of_ups[None, :]
     result = gate / (1.0 + tl.exp(-gate)) * up
+    if TURNED:
+        result = tl.trans(result)
     target = out + row[:, None] * inner + column[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < inner)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_parts_rms_norm(
     parts,
     residual,

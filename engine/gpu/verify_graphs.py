@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,13 +32,11 @@ from engine.gpu.forward import FusedDecoder
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
 from engine.gpu.sampling import draw, temperature_of
+from engine.gpu.skinny import kind_of
 from engine.gpu.step_graphs import StepResult, cut
 from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
 from engine.runner import text_positions
 from engine.sampling import noise_key
-
-KIND: Final = (3, 4)
-"""Rows and width of a step whose number of tokens is no multiple of 16, and too large for `engine.gpu.skinny`."""
 
 logger = logging.getLogger("beholder.engine")
 
@@ -136,10 +134,13 @@ class VerifyGraphs:
 
     @torch.inference_mode()
     def send_all(self) -> None:
-        """Launch the work of each width outside of graphs, of one layer of each kind: see `compile_launched`."""
+        """Launch the work of each width, and of each kind of numbers of tokens, outside of graphs, of one layer of each
+        kind: see `compile_launched`.
+        """
         whole = self._decoder
         self._decoder = whole.thin()
-        for size in [*((1, width) for width in WIDTHS), KIND]:
+        kinds = {kind_of(rows * width): (rows, width) for rows, width in self._ahead}
+        for size in [*((1, width) for width in WIDTHS), *kinds.values()]:
             layout = self._layout(size)
             self._send([], layout)
             self._forward(layout)

@@ -20,7 +20,10 @@ from engine.speculation.account import SURPRISE
 SHARE: Final = 0.003
 """Part of the time of steps that looks may take of a host that has none to spare."""
 SAVED: Final = 64
-"""Of so many steps at most that share is saved."""
+DEBT: Final = 256
+"""Of so many steps at most that share is saved, and owed."""
+FORGETTING: Final = 1 / 128
+"""What one step without a look takes from what looks are taken for: a busy machine may have made them dear."""
 CALL_S: Final = 1e-5
 """Asking a device whether it is done takes about so long, and is no waiting."""
 LEARNING: Final = 0.2
@@ -58,7 +61,7 @@ class Ahead:
         """A look took so long."""
         self._looked_s += elapsed_s
         if self._look_s:
-            elapsed_s = min(elapsed_s, SURPRISE * self._look_s)  # what a busy machine made of it is no fault of looks
+            elapsed_s = min(elapsed_s, SURPRISE * self._look_s)
         self._saved_s -= max(elapsed_s - self._spare_s, 0.0)
         self._look_s += (LEARNING if self._look_s else 1.0) * (elapsed_s - self._look_s)
 
@@ -84,12 +87,16 @@ class Ahead:
 
     def stepped(self, elapsed_s: float, waited_s: float) -> None:
         """A step that ran ahead took so long, while the host had nothing to do for `waited_s`."""
+        if not self._looked_s:
+            self._look_s -= FORGETTING * self._look_s
         spare_s = max(waited_s - CALL_S, 0.0)
         if spare_s:
             spare_s += self._looked_s
         self._spare_s += LEARNING * (spare_s - self._spare_s)
         self._looked_s = 0.0
-        self._saved_s = min(self._saved_s + SHARE * elapsed_s, max(SAVED * SHARE * elapsed_s, self._cost_s))
+        share_s = SHARE * elapsed_s
+        saved_s = min(self._saved_s + share_s, max(SAVED * share_s, self._cost_s))
+        self._saved_s = max(saved_s, -DEBT * share_s)
         self._kept += FORGIVING * max(KEPT - self._kept, 0.0)
         self._rest = max(self._rest - 1, 0)
 

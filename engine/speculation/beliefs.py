@@ -14,7 +14,7 @@ from collections.abc import Sequence as Ordered
 from typing import Final
 
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.drafting import Drafting, Kind, agreement
+from engine.speculation.drafting import Drafting, Kind, Proposal, agreement
 from engine.speculation.tree import path
 
 SEQUENCE_MEMORY: Final = 24
@@ -54,6 +54,13 @@ class Beliefs:
         if own is None:
             own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
         own.add(right, guessed)
+
+    def learn_chain(self, drafting: Drafting, chosen: Proposal, said: Ordered[int], checked: int) -> None:
+        """So many of what was chosen were checked. Where all were right, what came behind them tells of one guess more:
+        else nobody would know how right longer chains are where only short ones seem to pay.
+        """
+        guessed = min(checked + (len(said) - 1 == checked), len(chosen.token_ids))
+        self.learn(drafting, chosen.kind, agreement(chosen.token_ids[:guessed], said), guessed)
 
     def judge(self, drafting: Drafting, said: Ordered[int], *, is_best_known: bool) -> None:
         """What was proposed before these tokens came. `is_best_known`: of the best of it that was learnt."""

@@ -1,4 +1,4 @@
-// How many of the guesses that were found a step checks: the arithmetic of `Controller.choose` in controller.py, with
+// How many of the guesses that were found a step checks: the arithmetic of `best` in chains.py, with
 // straight lines between the numbers of guesses whose price is known.
 
 namespace {

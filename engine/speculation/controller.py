@@ -18,27 +18,19 @@ import sys
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from engine.speculation.acceptance import Rates
 from engine.speculation.account import SURPRISE, Account
-from engine.speculation.branching import Branching, fitting
+from engine.speculation.branching import Branching
+from engine.speculation.chains import LENGTHS, Terms, best, doubt
 from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser, Offer
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.opening import Openings, worth
+from engine.speculation.prices import MARGIN, STAY, Prices, prices_of
 from engine.speculation.step_times import WAITING, StepTimes
 from engine.step_costs import size_class
 
-LENGTHS: Final = (1, 3, 7, 15)
-"""Lengths of drafts: rows of 2, 4, 8 and 16 tokens, so that a step's rows fall into few shapes."""
-PRICED: Final = (1, 2, 3, 5, 7, 11, 15)
-"""Numbers of guesses a row for which prices are made, those between being on straight lines: about as many as there are
-figures of what steps take.
-"""
-MARGIN: Final = 1.1
-STAY: Final = 1.04
-LEAST_RATE: Final = 0.2
-"""Guesses that are right less often than this are not even considered."""
 REFRESH: Final = 128
 """After so many verifying steps one without drafts is taken, to know what that costs now."""
 MODEL_REFRESH: Final = 24
@@ -58,8 +50,6 @@ COLD_S: Final = 5e-5
 """So much longer steps with drafts of one sequence take at first, while the processor's caches know nothing of what
 checking them needs; else short steps would seem to pay too little for ever being taken again.
 """
-DEAR_LOOK: Final = 0.1
-"""Before a look it is not taken to be dearer than this part of a plain step: only looks tell what they take."""
 LOOKING: Final = 0.006
 """Part of the time of steps that looking for guesses may take while none is found to be worth checking: less than the
 account's allowance, so that something is left for what is found.
@@ -81,9 +71,6 @@ AT_ONCE: Final = 1.25
 """What a token is worth that comes with the first of its answer, in the time that it would take at best later: no step
 of others keeps it waiting.
 """
-DOUBT: Final = 2.0
-"""The account must bear so many times the part of a step's guesses that is expected to be wrong, all of it at most."""
-LEAST_DOUBT: Final = 0.1
 NOTHING: Final = Offer(NO_NEEDS, NO_NEEDS, 0.0, 0.0, 0.0, math.inf)
 """Where it is not known what steps take."""
 FREE_LOOKS: Final = 2
@@ -100,20 +87,6 @@ class _Watch:
     promise: float = 1.0
     trust: float = 1.0
     waiting: float = WAITING
-
-
-class _Prices(NamedTuple):
-    """Of steps of one row count, in seconds: a plain one, what one draft adds, and by number of drafts as for a
-    `Chooser`; `Lengths.needs` to begin and to go on; whether any check could pay, were all guesses right.
-    """
-
-    version: int
-    plain_s: float
-    draft_s: float
-    steps: array[float]
-    to_begin: array[float]
-    to_stay: array[float]
-    may_pay: bool
 
 
 class Controller:
@@ -136,7 +109,7 @@ class Controller:
         self._saved = 0.0
         self._unpaid = 0
         self._unstaked = self._stake_every = STAKE_EVERY
-        self._priced: dict[int, _Prices] = {}
+        self._priced: dict[int, Prices] = {}
         self._watches: dict[int, _Watch] = {}
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
@@ -277,39 +250,17 @@ class Controller:
         prices, watch = self._prices(rows), self._watch(rows)
         if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
             return [0] * len(candidates)
-        best, rate = self._best(rows, candidates, room, prices, watch)
-        watch.is_drafting, watch.promise = any(best), rate * prices.plain_s / rows
-        return best
+        chosen, rate = self._best(rows, candidates, room, prices, watch)
+        watch.is_drafting, watch.promise = any(chosen), rate * prices.plain_s / rows
+        return chosen
 
     def _best(
-        self, rows: int, candidates: Ordered[Candidate | None], room: int, prices: _Prices, watch: _Watch
+        self, rows: int, candidates: Ordered[Candidate | None], room: int, prices: Prices, watch: _Watch
     ) -> tuple[list[int], float]:
-        """Drafts of each row, and tokens a second then; without any, what would have had to be promised."""
-        none = [0] * len(candidates)
-        plain_s = prices.plain_s
-        best, best_rate = none, rows / plain_s * (STAY if watch.is_drafting else MARGIN) / watch.trust
-        tried = none
-        for length in LENGTHS:
-            lengths = self._lengths(rows, candidates, length)
-            if lengths == tried:
-                continue
-            tried, total = lengths, sum(lengths)
-            if total > room:
-                break
-            step_s = self.times.step_s(rows, rows + total)
-            assert step_s is not None
-            right = _right(candidates, lengths)
-            doubt = min(max(DOUBT * (1.0 - right / total), LEAST_DOUBT), 1.0)
-            if not self._account.bears(doubt * (step_s - plain_s), plain_s):
-                continue  # more may be cheaper: not every width was measured
-            rate = (rows + right) / (step_s + self._looking_s)
-            if rate > best_rate:
-                best, best_rate = lengths, rate
-        if best is not none:
-            shortened = self._without_waste(rows, candidates, best, plain_s, best_rate)
-            if shortened != best and (rate := self._rate(rows, candidates, shortened)) > best_rate:
-                best, best_rate = shortened, rate
-        return best, best_rate
+        """Drafts of each row, and tokens a second then."""
+        rate = _least_rate(rows, prices.plain_s, watch)
+        terms = Terms(self.times, self._account, prices.plain_s, self._looking_s, rate)
+        return best(terms, rows, candidates, room)
 
     def choose_by(self, chooser: Chooser, rows: int, room: int) -> bool | None:
         """See `Lengths.choose_by`."""
@@ -320,11 +271,10 @@ class Controller:
         watch.is_drafting, watch.promise = total > 0, rate * prices.plain_s / rows
         return watch.is_drafting
 
-    def _best_by(self, chooser: Chooser, rows: int, room: int, prices: _Prices, watch: _Watch) -> tuple[int, float]:
+    def _best_by(self, chooser: Chooser, rows: int, room: int, prices: Prices, watch: _Watch) -> tuple[int, float]:
         """As `_best`, but how many in all."""
         plain_s = prices.plain_s
-        least_rate = rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
-        stake_s = self._account.stake_s(plain_s)
+        stake_s, least_rate = self._account.stake_s(plain_s), _least_rate(rows, plain_s, watch)
         return chooser(rows, prices.steps, plain_s, self._looking_s, stake_s, least_rate, room)
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
@@ -376,12 +326,11 @@ class Controller:
         if draft_s is None or not gains:
             return 0
         token_s = plain_s / rows
-        length = worth(gains, draft_s, min(token_s, AT_ONCE * self._later_s(rows, gains)))
+        length = worth(gains, draft_s, min(token_s, AT_ONCE * self._openings.later_s(rows, gains, self._looking_s)))
         right, cost_s = sum(gains[:length]), length * draft_s
         if not length or right * token_s < MARGIN * cost_s:
             return 0
-        doubt = min(max(DOUBT * (1.0 - right / length), LEAST_DOUBT), 1.0)
-        return length if self._account.bears(doubt * cost_s, plain_s) else 0
+        return length if self._account.bears(doubt(right, length) * cost_s, plain_s) else 0
 
     def opened(self, rows: int, tokens: int, guesses: int, gained: int, elapsed_s: float | None) -> None:
         """See `Lengths.opened`."""
@@ -494,83 +443,22 @@ class Controller:
         self._unstaked += self._unpaid
         self._unpaid = 0
 
-    def _prices(self, rows: int) -> _Prices | None:
+    def _prices(self, rows: int) -> Prices | None:
         """What steps of so many rows take; None while that is not known."""
         known = self._priced.get(rows)
         if known is not None and known.version == self.times.version:
             return known
-        plain_s, one_s = self.times.plain_s(rows), self.times.step_s(rows, rows + 1)
-        if plain_s is None or one_s is None:
-            return None
-        steps, to_begin, to_stay = array("d"), array("d"), array("d")
-        for count in (1, max(rows // 2, 1), *(rows * length for length in PRICED)):
-            step_s = self.times.step_s(rows, rows + count)
-            assert step_s is not None
-            steps.extend((count, step_s))
-            times = (step_s + min(self._looking_s, DEAR_LOOK * plain_s)) / plain_s
-            to_begin.extend((count, rows * (MARGIN * times - 1.0)))
-            to_stay.extend((count, rows * (STAY * times - 1.0)))
-        draft_s = max(one_s - plain_s, 0.0)
-        may_pay = any(right <= count for count, right in zip(to_begin[::2], to_begin[1::2], strict=True))
-        known = self._priced[rows] = _Prices(self.times.version, plain_s, draft_s, steps, to_begin, to_stay, may_pay)
-        return known
+        found = prices_of(self.times, rows, self._looking_s)
+        if found is not None:
+            self._priced[rows] = found
+        return found
 
-    def _later_s(self, rows: int, gains: Ordered[float]) -> float:
-        """What a token takes at best that comes after the first, where guesses are as right then as `gains` say."""
-        right = gains[-1] ** (1.0 / len(gains))
-        rates, least = Rates(right, right), float("inf")
-        for length in LENGTHS:
-            step_s = self.times.step_s(rows, rows + rows * length)
-            assert step_s is not None
-            least = min(least, (step_s + self._looking_s) / (rows * (1.0 + rates.expected(length))))
-        return least
 
-    def _rate(self, rows: int, candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
-        """Tokens a second that are expected where so many guesses of each row are checked."""
-        step_s = self.times.step_s(rows, rows + sum(lengths))
-        assert step_s is not None
-        return (rows + _right(candidates, lengths)) / (step_s + self._looking_s)
-
-    def _lengths(self, rows: int, candidates: Ordered[Candidate | None], longest: int) -> list[int]:
-        """What each row would check if `longest` were the limit. Alone, a row's length need not fit any other's."""
-        lengths = []
-        for candidate in candidates:
-            if candidate is None or candidate.rates.first < LEAST_RATE:
-                lengths.append(0)
-            else:
-                lengths.append(fitting(candidate.length, longest, LENGTHS, rows))
-        return lengths
-
-    def _without_waste(
-        self, rows: int, candidates: Ordered[Candidate | None], lengths: list[int], plain_s: float, rate: float
-    ) -> list[int]:
-        """Shorten drafts whose last tokens cost more time than they bring."""
-        total = sum(lengths)
-        step_s = self.times.step_s(rows, rows + total)
-        if not total or step_s is None:
-            return lengths
-        least = max(step_s - plain_s, 0.0) / total * rate  # right guesses that one more draft must bring
-        shortened = []
-        for candidate, length in zip(candidates, lengths, strict=True):
-            while candidate is not None and length > 0:
-                shorter = max((other for other in (0, *LENGTHS) if other < length), default=0)
-                more = candidate.rates.expected(length) - candidate.rates.expected(shorter)
-                if more >= least * (length - shorter):
-                    break
-                length = shorter
-            shortened.append(length)
-        return shortened
+def _least_rate(rows: int, plain_s: float, watch: _Watch) -> float:
+    """Tokens a second that drafting must promise."""
+    return rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
 
 
 def _refresh(promise: float) -> float:
     """After so many steps with drafts a plain one is taken."""
     return min(max(10 * (promise - 1.0), 1.0) * OFTEN, REFRESH)
-
-
-def _right(candidates: Ordered[Candidate | None], lengths: Ordered[int]) -> float:
-    """How many of so many guesses are expected to be right."""
-    return sum(
-        candidate.rates.expected(own)
-        for candidate, own in zip(candidates, lengths, strict=True)
-        if candidate is not None and own
-    )

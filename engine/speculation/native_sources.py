@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from engine.extension import opened
 from engine.speculation import acceptance, continuations, echo, habit, ngram
 from engine.speculation.acceptance import Rates
-from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
+from engine.speculation.chains import DOUBT, LEAST_DOUBT, LEAST_RATE
 from engine.speculation.drafting import Drafting, Kind, Proposal
 from engine.speculation.echo import Echo
 from engine.speculation.lengths import NO_NEEDS, Candidate, Offer

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Sequence as Ordered
 from typing import Final
 
+from engine.speculation.acceptance import Rates
+from engine.speculation.chains import LENGTHS
 from engine.speculation.step_times import SAMPLES, StepTimes
 from engine.step_costs import size_class
 
@@ -72,6 +74,18 @@ class Openings:
         known = sorted([*[1.0] * PRIOR, *self._seen])
         ratio = known[(len(known) - 1) // 2]
         return max(ratio, CHEAPEST) * max(token_s, self._marginal_s())
+
+    def later_s(self, rows: int, gains: Ordered[float], looking_s: float) -> float:
+        """What a token takes at best that comes after the first, where guesses are as right then as `gains` say, and a
+        look takes `looking_s`.
+        """
+        right = gains[-1] ** (1.0 / len(gains))
+        rates, least = Rates(right, right), float("inf")
+        for length in LENGTHS:
+            step_s = self._times.step_s(rows, rows + rows * length)
+            assert step_s is not None
+            least = min(least, (step_s + looking_s) / (rows * (1.0 + rates.expected(length))))
+        return least
 
     def _token_s(self, tokens: int) -> float | None:
         """A token of a prompt among so many."""

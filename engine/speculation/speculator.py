@@ -1,8 +1,8 @@
 """Speculation as the engine sees it: asks the sources for guesses before a step, learns from the step afterwards.
 
-What came of guesses is kept in `beliefs`; who decides how much is checked is `lengths`; where steps run ahead of their
-results, `ahead` says when those are waited for. A draft model or a head is asked only when it has been decided how much
-it shall guess (see `model_drafting`).
+Who is asked and which guesses are checked is in `choosing`, what came of them in `beliefs`; where steps run ahead of
+their results, `ahead` says when those are waited for. A draft model or a head is asked only when it has been decided
+how much it shall guess (see `model_drafting`).
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from engine.speculation.ahead import Ahead
-from engine.speculation.asking import SURE, allowed, asked
-from engine.speculation.beliefs import MAX_BRANCHES, PRIOR_WEIGHT, RESCUE, SEQUENCE_MEMORY, SOURCE_MEMORY, Beliefs
-from engine.speculation.controller import Controller
-from engine.speculation.drafting import Drafting, Proposal, Source, agreement
-from engine.speculation.echo import Echo
-from engine.speculation.forced import Forced
-from engine.speculation.habit import Habit
-from engine.speculation.lengths import Candidate, Lengths, Offer
-from engine.speculation.merge import Branch, DraftTree
+from engine.speculation.beliefs import MAX_BRANCHES
+from engine.speculation.choosing import SOURCES, Choosing, Mode
+from engine.speculation.drafting import Drafting, Proposal, agreement
+from engine.speculation.lengths import Candidate, Offer
+from engine.speculation.merge import DraftTree
 from engine.speculation.model_drafting import ModelDrafting
-from engine.speculation.model_lengths import ModelCandidate
-from engine.speculation.native_sources import MOST, NativeSources, library
-from engine.speculation.ngram import NGrams
+from engine.speculation.native_sources import MOST, NativeSources
 from engine.speculation.step_reports import Outcome, StepReports, is_plain
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 from engine.speculation.upkeep import TIMED, Upkeep, Work
@@ -35,12 +29,7 @@ if TYPE_CHECKING:
     from engine.scheduler import Plan
     from engine.sequence import Sequence
 
-Mode = Literal["auto", "none", "ngram", "echo", "grammar", "habit", "draft-model", "head"]
-SOURCES: Final[dict[str, Callable[[], Source]]] = {"echo": Echo, "ngram": NGrams, "grammar": Forced, "habit": Habit}
 MODELS: Final = ("draft-model", "head")
-UNKNOWN: Final = -1
-"""Stands for a guess that a model has yet to make."""
-
 PATIENCE: Final = 6
 MOST_PATIENCE: Final = 4
 """Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
@@ -56,7 +45,7 @@ AGAIN: Final = 64
 """Where none of the answers is followed, it is asked after so many steps whether they shall be."""
 
 
-class Speculator:
+class Speculator(Choosing):
     """Chooses drafts, never what is said.
 
     Args:
@@ -82,23 +71,13 @@ class Speculator:
         waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
-        self.sources = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
-        self._max_drafts = max_drafts
+        super().__init__(mode, max_drafts, vocab_size, model, takes_trees=takes_trees, waits=waits)
         self._max_first_drafts = min(max_first_drafts, MOST)
-        self._native: NativeSources | None = self._native_sources(vocab_size)
-        is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
-        self.model = model if is_asked else None
-        costs = () if self.model is None else (self.model.cost, self.model.late_cost)
-        self.controller: Lengths = Controller(*costs, waits=waits)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
-        self._vocab_size = vocab_size
-        self._takes_trees = takes_trees
         self._waits = waits
         self._clock = clock
         self._upkeep = Upkeep(clock)
-        self.beliefs = Beliefs()
         self._ahead = Ahead()
         self._reports = StepReports()
         self._outcome = Outcome()
@@ -120,40 +99,32 @@ class Speculator:
         self._is_idle = False  # was the device before the step that is under way, and nothing came of it
 
     @property
-    def sources(self) -> list[Source]:
-        """Who guesses, in the order in which they are asked. Others may be put in their place."""
-        return self._sources
-
-    @sources.setter
-    def sources(self, sources: list[Source]) -> None:
-        self._sources = sources
-        self._echo = next((source for source in sources if isinstance(source, Echo)), None)
-        self._native = None
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anybody guesses."""
-        return bool(self.sources) or self.model is not None
-
-    @property
     def drafting_s(self) -> float:
         """What a model took to guess before the step that is under way."""
         return self._outcome.drafting_s
+
+    def may_be_due(self, running: Ordered[Sequence]) -> bool:
+        """Whether to ask `is_due`: a question that takes next to no time, whatever runs."""
+        self._is_due = self._is_waiting = False
+        if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
+            return False
+        return self.model is not None or running[-1].drafting is None or self._ahead.may_look()
 
     def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
         can be made: what would be guessed of the text that is known promises enough. Whoever decodes has a token in
         flight.
         """
-        self._is_due = self._is_waiting = False
-        if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
+        if not self.may_be_due(running):
             return False
-        is_new = running[-1].drafting is None
-        if not is_new and self.model is None and not self._ahead.may_look():
-            return False
+        started_s = self._clock()
         decoding = [sequence for sequence in running if sequence.num_pending and not sequence.is_ending]
         self._begin_all(decoding)
-        is_promising = bool(self.sources) and self._ahead.may_look() and self._promises(decoding)
+        is_promising = False
+        if self.sources and self._ahead.may_look():
+            promise = self._promise(decoding)
+            self._ahead.looked(self._clock() - started_s)
+            is_promising = self._ahead.is_worth(promise, self.controller.waiting(len(decoding)))
         self._is_due = self._is_waiting = is_promising or self._is_model_due(len(decoding))
         self._is_expected = self._is_expected and self._is_due
         return self._is_due
@@ -161,8 +132,7 @@ class Speculator:
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         self._rows = len(sequences)
-        self._begin_all(sequences)
-        is_followed = any(other.drafting is not None and other.drafting.is_followed for other in sequences)
+        is_followed = self._begin_all(sequences)
         is_followed = is_followed or self._follow_again(sequences)
         drafts = self._look(sequences, room) if room and is_followed else None
         if self._is_due:
@@ -204,25 +174,8 @@ class Speculator:
         """The same drafts with those that the model guesses; sequences have slots for them. It may guess fewer: the
         slots for the rest are given back.
         """
-        asked = [index for index, own in enumerate(drafts) if own.token_ids and own.token_ids[0] == UNKNOWN]
-        if not asked or self.model is None:
-            return list(drafts)
-        guessed = self.model.draft([(sequences[index], len(drafts[index].token_ids)) for index in asked])
-        if self.model.took is not None:
-            self._outcome.drafting_s += sum(self.model.took[3:])
-            self.controller.guessed(*self.model.took)
-        complete = list(drafts)
-        for index, token_ids in zip(asked, guessed, strict=True):
-            sequence, drafting = sequences[index], sequences[index].drafting
-            assert drafting is not None
-            made = Proposal(self.model.kind, token_ids) if token_ids else None
-            proposal = None if made is None else allowed(sequence, made, self._vocab_size)
-            own = NO_DRAFTS if proposal is None else Drafts(tuple(proposal.token_ids))
-            if proposal is not None:
-                drafting.proposed.insert(0, proposal)
-            drafting.chosen, drafting.drafts = proposal, own
-            complete[index] = own
-            self.model.give_back(sequence, len(drafts[index].token_ids) - len(own.token_ids))
+        complete, took_s = self._filled(sequences, drafts)
+        self._outcome.drafting_s += took_s
         return complete
 
     def verified(
@@ -255,7 +208,7 @@ class Speculator:
                 if drafting.told is not None and not is_model:
                     drafting.told.checked(len(said), len(drafts))
                 else:
-                    self.beliefs.learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                    self.beliefs.learn_chain(drafting, chosen, said, len(drafts))
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
@@ -279,14 +232,17 @@ class Speculator:
         if is_paid:
             self.controller.spent(load.rows, self._upkeep.stop(Work.LEARN, started_s))
 
-    def _begin_all(self, sequences: Ordered[Sequence]) -> None:
-        """They will be looked at."""
+    def _begin_all(self, sequences: Ordered[Sequence]) -> bool:
+        """They will be looked at. Whether any of them is followed."""
+        is_followed = False
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                self._begin(sequence)
+                drafting, _ = self._begin(sequence)
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
+            is_followed = is_followed or drafting.is_followed
+        return is_followed
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""
@@ -308,10 +264,11 @@ class Speculator:
         self._ahead.expect()
         return drafting, True
 
-    def _promises(self, sequences: Ordered[Sequence]) -> bool:
-        """Looks at what would be guessed of texts whose last tokens are on their way. Whether it is worth a wait."""
+    def _promise(self, sequences: Ordered[Sequence]) -> float:
+        """Looks at what would be guessed of texts whose last tokens are on their way. What checking it promises: see
+        `Lengths.promised`.
+        """
         rows, controller = len(sequences), self.controller
-        started_s = self._clock()
         candidates: list[Candidate | None] = []
         if self._native is None:
             candidates = [self._asked(sequence) for sequence in sequences]
@@ -319,15 +276,15 @@ class Speculator:
         else:
             is_any = self._native.look(sequences, controller.needs(rows))
             self._stake(rows)
-        promise = 1.0
-        is_expected, is_renewing = self._is_expected, self._num_ahead > 0
-        if is_any and controller.may_wait(rows, is_expected=is_expected, is_renewing=is_renewing):
-            told = None if self._native is None else controller.promised_by(self._native.choose, rows)
-            if told is None and self._native is not None:
-                candidates = self._native.candidates(rows)
-            promise = controller.promised(rows, candidates) if told is None else told
-        self._ahead.looked(self._clock() - started_s)
-        return self._ahead.is_worth(promise, controller.waiting(rows))
+        is_renewing = self._num_ahead > 0
+        if not is_any or not controller.may_wait(rows, is_expected=self._is_expected, is_renewing=is_renewing):
+            return 1.0
+        if self._native is not None:
+            promise = controller.promised_by(self._native.choose, rows)
+            if promise is not None:
+                return promise
+            candidates = self._native.candidates(rows)
+        return controller.promised(rows, candidates)
 
     def _is_model_due(self, rows: int) -> bool:
         """Whether a model asks to guess before the next step, of whose guesses nobody knows anything ahead."""
@@ -395,28 +352,6 @@ class Speculator:
         if not self._waits:
             self._outcome.looking_s += elapsed_s
             self.controller.spent(rows, elapsed_s)
-
-    def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
-        """What is best guessed of an answer's first tokens, and how probably each guess stands."""
-        if self._native is not None:
-            found = self._native.first(sequence, limit)
-        else:
-            self._asked(sequence, limit)
-            found = [(proposal, self.beliefs.rates(drafting, proposal.kind)) for proposal in drafting.proposed]
-        best, gains = 0, [0.0]
-        for index, (proposal, rates) in enumerate(found):
-            own = rates.gains(len(proposal.token_ids))
-            if proposal.kind.source == "echo" and self._echo is not None:
-                own = self._echo.survival(sequence, own)
-            if sum(own) > sum(gains):
-                best, gains = index, own
-        if not found:
-            return None, []
-        if self._native is not None:
-            self._native.prefer(sequence, best)
-        else:
-            drafting.proposed.insert(0, drafting.proposed.pop(best))
-        return found[best][0], gains
 
     def _look(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
         """Drafts that are worth checking, if it is worth looking for some; None: nothing is checked."""
@@ -522,132 +457,6 @@ class Speculator:
         fields = {name: name.replace("-", "_") for name in (*SOURCES, *MODELS)}
         drafted = {f"drafted_{field}": self.drafted[name] for name, field in fields.items()}
         return drafted | {f"accepted_{field}": self.accepted[name] for name, field in fields.items()}
-
-    def _native_sources(self, vocab_size: int) -> NativeSources | None:
-        """The same sources in native code, where that was built."""
-        loaded = library()
-        if loaded is None or not self.sources:
-            return None
-        return NativeSources(
-            loaded,
-            [source.name for source in self.sources],
-            vocab_size,
-            self._max_drafts,
-            memories=(SEQUENCE_MEMORY, SOURCE_MEMORY),
-            beliefs=(PRIOR_WEIGHT, RESCUE, SURE),
-            echo_memory=self._echo,
-        )
-
-    def _choose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts] | None:
-        """What the next step checks; None: nothing."""
-        rows = len(sequences)
-        if self._native is not None:
-            self._native.allow(sequences)
-            is_any = None if self.model is not None else self.controller.choose_by(self._native.choose, rows, room)
-            if is_any is not None:
-                if not is_any:
-                    return None
-                lengths = self._native.lengths(rows)
-                if self._takes_trees and self.controller.may_branch(rows):
-                    lengths = self._branch(sequences, self._native.candidates(rows), lengths, room)
-                return [
-                    self._drafts(index, sequence, length)
-                    for index, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
-                ]
-            candidates = self._native.candidates(rows)
-        else:
-            candidates = [self._asked(sequence) for sequence in sequences]
-        lengths = self.controller.choose(rows, candidates, room)
-        by_model = self._choose_model(sequences, candidates, lengths, room)
-        if not any(lengths) and not any(by_model):
-            return None
-        if any(by_model):
-            lengths = [0 if own else length for length, own in zip(lengths, by_model, strict=True)]
-        elif self._takes_trees and self.controller.may_branch(rows):
-            lengths = self._branch(sequences, candidates, lengths, room)
-        return [
-            Drafts((UNKNOWN,) * own) if own else self._drafts(index, sequence, length)
-            for index, (sequence, length, own) in enumerate(zip(sequences, lengths, by_model, strict=True))
-        ]
-
-    def _drafts(self, index: int, sequence: Sequence, length: int) -> Drafts:
-        """The `length` best guesses of what was proposed, which the next step checks."""
-        drafting = sequence.drafting
-        assert drafting is not None
-        if not length:
-            drafting.tree = None
-            return NO_DRAFTS
-        if self._native is not None and drafting.tree is None:
-            drafting.proposed = [self._native.best(index, length)]
-        chosen = drafting.chosen = drafting.proposed[0]
-        tree = drafting.tree
-        drafting.drafts = tree.best(length) if tree is not None else Drafts(tuple(chosen.token_ids[:length]))
-        return drafting.drafts
-
-    def _choose_model(
-        self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: Ordered[int], room: int
-    ) -> list[int]:
-        """How many tokens the model guesses for each sequence, in the place of `lengths`; 0: nothing."""
-        if self.model is None or self.model.is_broken:
-            return [0] * len(sequences)
-        kind = self.model.kind
-        if not self.controller.may_ask_model(len(sequences), self.beliefs.general(kind)):
-            return [0] * len(sequences)
-        models: list[ModelCandidate | None] = []
-        for sequence in sequences:
-            assert sequence.drafting is not None
-            rates = self.beliefs.rates(sequence.drafting, kind)
-            models.append(self.model.candidate(sequence, self._limit(sequence), rates))
-        return self.controller.choose_model(len(sequences), candidates, lengths, models, room)
-
-    def _asked(self, sequence: Sequence, limit: int | None = None) -> Candidate | None:
-        """The best of what sources in Python guess, as many as may be checked."""
-        assert sequence.drafting is not None
-        limit = self._limit(sequence) if limit is None else limit
-        return asked(self.sources, sequence, sequence.drafting, limit, self.beliefs, self._vocab_size)
-
-    def _branch(
-        self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: list[int], room: int
-    ) -> list[int]:
-        """Drafts of each row, taken from trees where that pays more than chains of these lengths."""
-        trees: list[DraftTree | None] = []
-        for sequence, candidate, length in zip(sequences, candidates, lengths, strict=True):
-            tree = None
-            if length and candidate is not None and sequence.drafting is not None:
-                tree = self._tree(sequence, sequence.drafting, candidate)
-            trees.append(tree)
-        if not any(trees):
-            return lengths
-        limits = [self._limit(sequence) for sequence in sequences]
-        gains = [None if tree is None else tree.gains[:most] for tree, most in zip(trees, limits, strict=True)]
-        widths = self.controller.branch(candidates, lengths, gains, room)
-        if widths is None:
-            return lengths
-        for sequence, tree in zip(sequences, trees, strict=True):
-            assert sequence.drafting is not None
-            sequence.drafting.tree = tree
-        return widths
-
-    def _tree(self, sequence: Sequence, drafting: Drafting, candidate: Candidate) -> DraftTree | None:
-        """What was proposed, as a tree; None where all say the same."""
-        if self._native is not None:
-            branches = [Branch(*made) for made in self._native.proposals(sequence)]
-            drafting.proposed = [branch.proposal for branch in branches]
-        else:
-            branches = [Branch(made, self.beliefs.rescue_rates(made.kind)) for made in drafting.proposed]
-        trunk = Branch(branches[0].proposal, candidate.rates)
-        others = []
-        for branch in branches[1 : 1 + MAX_BRANCHES]:
-            made: Proposal | None = branch.proposal
-            if self._native is not None:
-                made = allowed(sequence, branch.proposal, self._vocab_size)
-            if made is not None and agreement(made.token_ids, trunk.proposal.token_ids) < len(made.token_ids):
-                others.append(Branch(made, branch.rates))
-        return DraftTree([trunk, *others]) if others else None
-
-    def _limit(self, sequence: Sequence) -> int:
-        """Most guesses that a sequence may have checked: one token at least comes without."""
-        return min(self._max_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
 
     def _verified_tree(
         self, drafting: Drafting, trunk: Proposal, tree: DraftTree, said: Ordered[int], num_accepted: int

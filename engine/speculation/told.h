@@ -41,7 +41,7 @@ struct Found {
     int32_t kind, length;
     int32_t token_ids[MOST];
 };
-constexpr int NUM_LENGTHS = 4, LENGTHS[NUM_LENGTHS] = {1, 3, 7, 15};  // controller.py
+constexpr int NUM_LENGTHS = 4, LENGTHS[NUM_LENGTHS] = {1, 3, 7, 15};  // chains.py
 constexpr int NEEDS = 9;
 
 // What checking guesses takes and may cost; `Bet` of native_sources.py. `steps`: pairs as `needs`, of what steps take.

@@ -4,17 +4,11 @@ are on a GPU.
 All arithmetic is float32 whatever the tensors' type; what is stored is rounded once.
 """
 
-from typing import Final
-
 import torch
 import triton
 import triton.language as tl
 
 from preprocess.blocks.fusion import power_of_two
-
-_ROTATE_TOKENS: Final = 8
-_ROTATE_PAIRS: Final = 128
-_ROTATE_WARPS: Final = 4
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -54,7 +48,8 @@ def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
     """See `preprocess.blocks.rope.rotate_`: heads (items, tokens, heads, dim), its last two dimensions dense."""
     items, tokens, count, dim = heads.shape
     pairs = count * dim // 2
-    _rotate[(-(-tokens // _ROTATE_TOKENS), -(-pairs // _ROTATE_PAIRS), items)](
+    together, columns = 2, 512
+    _rotate[(-(-tokens // together), -(-pairs // columns), items)](
         heads,
         cos,
         sin,
@@ -63,19 +58,22 @@ def rotate_heads_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
         heads.stride(0),
         heads.stride(1),
         HALF=dim // 2,
-        TOKENS=_ROTATE_TOKENS,
-        PAIRS=_ROTATE_PAIRS,
-        num_warps=_ROTATE_WARPS,
+        TOKENS=together,
+        PAIRS=columns,
+        num_warps=4,
     )
 
 
 @triton.jit
-def _sum(value, into, total, inside):
-    """value + into, stored in `total`, as it is rounded there; float32."""
-    value += tl.load(into, mask=inside, other=0.0).to(tl.float32)
-    rounded = value.to(total.dtype.element_ty)
-    tl.store(total, rounded, mask=inside)
-    return rounded.to(tl.float32)
+def _added(x, into, total, inside, ADD: tl.constexpr):
+    """What is normalised of pointers to a row, float32: x; where ADD `total`, which is x + into."""
+    value = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(into, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -84,12 +82,10 @@ def _layer_norm(x, into, total, weight, bias, out, width, eps, ADD: tl.constexpr
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     # Asked for before the row is waited for.
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value = _sum(value, into + row + columns, total + row + columns, inside)
+    value = _added(x + row + columns, into + row + columns, total + row + columns, inside, ADD)
     mean = tl.sum(value, 0) / width
     centred = tl.where(inside, value - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
@@ -123,7 +119,7 @@ def layer_norm(
         eps,
         ADD=into is not None,
         BLOCK=block,
-        num_warps=min(8, max(1, block // 256)),
+        num_warps=min(8, max(1, block // 1024)),
     )
     return normed
 
@@ -134,11 +130,9 @@ def _rms_norm(x, into, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK:
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     # Asked for before the row is waited for.
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value = _sum(value, into + row + columns, total + row + columns, inside)
+    value = _added(x + row + columns, into + row + columns, total + row + columns, inside, ADD)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     tl.store(out + row + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
 
@@ -192,7 +186,7 @@ def silu_mul(gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.T
     gate_up = gate_up.contiguous()
     inner = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], inner), dtype=gate_up.dtype, device=gate_up.device)
-    block = min(1024, power_of_two(inner))
+    block = min(512, power_of_two(inner))
     _silu_mul[(out.numel() // inner, -(-inner // block))](
         gate_up,
         gate_up if bias is None else bias,
@@ -200,6 +194,6 @@ def silu_mul(gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.T
         inner,
         HAS_BIAS=bias is not None,
         BLOCK=block,
-        num_warps=4,
+        num_warps=2,
     )
     return out

@@ -1,4 +1,4 @@
-"""Attention within small windows as one Triton kernel: heads turn on the way in, a window never leaves the registers.
+"""Attention within small windows as one Triton kernel: heads turn on the way in, scores never leave the registers.
 
 Windows stand one behind the other, those of one size together, in up to four sizes (`qwen2_vl.window_order`). Imported
 only where tensors are on a GPU.
@@ -22,11 +22,6 @@ MOST_PATCHES: Final = 64
 _LEAST: Final = 16
 """Columns that matrix units take."""
 
-_HEADS: Final = 1
-"""Of a program."""
-
-_WARPS: Final = 4
-_STAGES: Final = 1
 _SIZES: Final = 4
 
 _OF_PICTURES: Final = [
@@ -60,17 +55,15 @@ def _attend(
     REST: tl.constexpr,
     WIDE: tl.constexpr,
     NARROW: tl.constexpr,
-    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
-    """One program so many heads of a window of an item. Programs beside each other read the same patches.
+    """One program a head of a window of an item. Programs beside each other read the same patches.
 
     qkv (items, patches, 3 heads, 2 HALF); out (items, patches, heads, 2 HALF).
     """
-    groups = num_heads // HEADS
-    item = (tl.program_id(0) // groups // windows).to(tl.int64)
-    window = tl.program_id(0) // groups % windows
+    head = tl.program_id(0) % num_heads
+    window = tl.program_id(0) // num_heads % windows
+    item = (tl.program_id(0) // num_heads // windows).to(tl.int64)
     size = size_0
     first = window * size_0
     passed = count_0
@@ -111,41 +104,39 @@ def _attend(
         narrow = WIDE + tl.arange(0, NARROW)[None, :]
         in_narrow = is_row & (narrow < head_stride)
 
-    for index in tl.range(0, HEADS, num_stages=STAGES):
-        head = tl.program_id(0) % groups * HEADS + index
-        query = qkv + (item * patches + token) * (3 * to_keys) + head * head_stride
-        key = query + to_keys
-        value = key + to_keys
-        # All that is read is asked for before anything is waited for.
-        low_query = tl.load(query + main, mask=in_main, other=0.0)
-        high_query = tl.load(query + HALF + main, mask=in_main, other=0.0)
-        low_key = tl.load(key + main, mask=in_main, other=0.0)
-        high_key = tl.load(key + HALF + main, mask=in_main, other=0.0)
-        if REST > 0:
-            low_query_rest = tl.load(query + rest, mask=in_rest, other=0.0)
-            high_query_rest = tl.load(query + HALF + rest, mask=in_rest, other=0.0)
-            low_key_rest = tl.load(key + rest, mask=in_rest, other=0.0)
-            high_key_rest = tl.load(key + HALF + rest, mask=in_rest, other=0.0)
-        wide_value = tl.load(value + wide, mask=in_wide, other=0.0)
-        if NARROW > 0:
-            narrow_value = tl.load(value + narrow, mask=in_narrow, other=0.0)
+    query = qkv + (item * patches + token) * (3 * to_keys) + head * head_stride
+    key = query + to_keys
+    value = key + to_keys
+    # All that is read is asked for before anything is waited for.
+    low_query = tl.load(query + main, mask=in_main, other=0.0)
+    high_query = tl.load(query + HALF + main, mask=in_main, other=0.0)
+    low_key = tl.load(key + main, mask=in_main, other=0.0)
+    high_key = tl.load(key + HALF + main, mask=in_main, other=0.0)
+    if REST > 0:
+        low_query_rest = tl.load(query + rest, mask=in_rest, other=0.0)
+        high_query_rest = tl.load(query + HALF + rest, mask=in_rest, other=0.0)
+        low_key_rest = tl.load(key + rest, mask=in_rest, other=0.0)
+        high_key_rest = tl.load(key + HALF + rest, mask=in_rest, other=0.0)
+    wide_value = tl.load(value + wide, mask=in_wide, other=0.0)
+    if NARROW > 0:
+        narrow_value = tl.load(value + narrow, mask=in_narrow, other=0.0)
 
-        turned_query, turned_key = _turned(low_query, high_query, cos, sin), _turned(low_key, high_key, cos, sin)
-        scores = tl.dot(turned_query, tl.trans(turned_key), input_precision="ieee")
-        if REST > 0:
-            turned_query = _turned(low_query_rest, high_query_rest, rest_cos, rest_sin)
-            turned_key = _turned(low_key_rest, high_key_rest, rest_cos, rest_sin)
-            scores = tl.dot(turned_query, tl.trans(turned_key), scores, input_precision="ieee")
-        scores = tl.where((row < size)[None, :], scores * scale, -float("inf"))
-        weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-        share = 1.0 / tl.sum(weights, 1)[:, None]
-        weights = weights.to(qkv.dtype.element_ty)
-        target = out + ((item * patches + token) * num_heads + head) * head_stride
-        seen = tl.dot(weights, wide_value, input_precision="ieee") * share
-        tl.store(target + wide, seen.to(out.dtype.element_ty), mask=in_wide)
-        if NARROW > 0:
-            seen = tl.dot(weights, narrow_value, input_precision="ieee") * share
-            tl.store(target + narrow, seen.to(out.dtype.element_ty), mask=in_narrow)
+    turned_query, turned_key = _turned(low_query, high_query, cos, sin), _turned(low_key, high_key, cos, sin)
+    scores = tl.dot(turned_query, tl.trans(turned_key), input_precision="ieee")
+    if REST > 0:
+        turned_query = _turned(low_query_rest, high_query_rest, rest_cos, rest_sin)
+        turned_key = _turned(low_key_rest, high_key_rest, rest_cos, rest_sin)
+        scores = tl.dot(turned_query, tl.trans(turned_key), scores, input_precision="ieee")
+    scores = tl.where((row < size)[None, :], scores * scale, -float("inf"))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    share = 1.0 / tl.sum(weights, 1)[:, None]
+    weights = weights.to(qkv.dtype.element_ty)
+    target = out + ((item * patches + token) * num_heads + head) * head_stride
+    seen = tl.dot(weights, wide_value, input_precision="ieee") * share
+    tl.store(target + wide, seen.to(out.dtype.element_ty), mask=in_wide)
+    if NARROW > 0:
+        seen = tl.dot(weights, narrow_value, input_precision="ieee") * share
+        tl.store(target + narrow, seen.to(out.dtype.element_ty), mask=in_narrow)
 
 
 @triton.jit
@@ -188,10 +179,9 @@ def attend_in_windows(
     count = sum(count for count, _ in windows)
     out = torch.empty((items, patches, heads * dim), dtype=qkv.dtype, device=qkv.device)
     half = dim // 2
-    main, rest = _cut(half)
-    wide, narrow = _cut(dim)
-    together = next(together for together in (_HEADS, 1) if heads % together == 0)
-    _attend[(items * count * heads // together,)](
+    main, rest = _blocks(half)
+    wide, narrow = _blocks(dim)
+    _attend[(items * count * heads,)](
         qkv,
         *rotation,
         out,
@@ -211,15 +201,13 @@ def attend_in_windows(
         REST=rest and max(_LEAST // 2, rest),
         WIDE=wide,
         NARROW=narrow and max(_LEAST, narrow),
-        HEADS=together,
         ROWS=MOST_PATCHES,
-        STAGES=_STAGES,
-        num_warps=_WARPS,
+        num_warps=4,
     )
     return out
 
 
-def _cut(columns: int) -> tuple[int, int]:
+def _blocks(columns: int) -> tuple[int, int]:
     """Sizes of one or two blocks that hold so many columns, as few more as may be: 80 are 64 and 16, not 128."""
     first = max(1 << (columns.bit_length() - 1), _LEAST)
     return first, power_of_two(columns - first) if columns > first else 0

@@ -171,7 +171,7 @@ class ReplayBench(Bench):
     def _run_sizes(self, num_streams: int) -> None:
         """Steps of so many rows, of every width that drafts give them: on nobody's data, with no engine around."""
         from engine.batch import Row, RowSampling
-        from engine.speculation.controller import LENGTHS
+        from engine.speculation.chains import LENGTHS
         from preprocess.wire import SamplingParams
 
         how = RowSampling(SamplingParams(max_tokens=1, temperature=0.0), output_index=0)

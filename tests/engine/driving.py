@@ -13,12 +13,13 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.scheduler import Growth
+from engine.speculation.choosing import Mode
 from engine.speculation.drafting import Kind
 from engine.speculation.lengths import Always, Candidate
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.replay import Replay
-from engine.speculation.speculator import Mode, Speculator
+from engine.speculation.speculator import Speculator
 from engine.step_costs import Costs
 from preprocess.wire import (
     Admitted,

@@ -188,8 +188,8 @@ class Checked:
         def run_step(rows: Any) -> list[SampledToken]:
             num_known = len(logits)
             tokens = step(rows)
-            if len(logits) == num_known:  # a greedy native step makes them for nobody else
-                record(rows)
+            if len(logits) == num_known and any(row.sampling for row in rows):
+                record(rows)  # a greedy native step makes them for nobody else
             return tokens
 
         self.runner.logits, self.runner.step = record, run_step  # type: ignore[method-assign]

@@ -122,12 +122,14 @@ class PlainModule:
             if first == stop:
                 continue
             at = slots[key_first:key_stop].long()
-            key, value = (part[at, 0].float().repeat_interleave(heads // kv_heads, 1) for part in (keys, values))
-            scores = torch.einsum("qhd,khd->hqk", query[first:stop].float(), key) * scale
+            key, value = (part[at, 0].float() for part in (keys, values))
+            grouped = query[first:stop].float().unflatten(1, (kv_heads, heads // kv_heads))
+            scores = torch.einsum("qhgd,khd->hgqk", grouped, key) * scale
             length, new = key_stop - key_first, stop - first
-            later = torch.arange(length)[None, :] > torch.arange(length - new, length)[:, None]
-            weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-            out[first:stop] = torch.einsum("hqk,khd->qhd", weights, value).to(out.dtype)
+            if new > 1:  # one alone sees everything
+                later = torch.arange(length)[None, :] > torch.arange(length - new, length)[:, None]
+                scores.masked_fill_(later, -torch.inf)
+            out[first:stop] = torch.einsum("hgqk,khd->qhgd", scores.softmax(-1), value).flatten(1, 2).to(out.dtype)
 
 
 class HopperModule(PlainModule):

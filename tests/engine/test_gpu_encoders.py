@@ -124,6 +124,7 @@ def test_learned_positions_are_stretched_over_the_grid(grid: Grid, side: int, dt
         ([(1, 7)], 3, 20),
         ([(2, 36), (3, 9)], 1, 64),
         ([(1, 64), (2, 4), (1, 1)], 1, 72),
+        ([(1, 50), (1, 4)], 5, 56),
     ],
 )
 def test_attention_stays_within_windows(

@@ -4,6 +4,7 @@ through products of their own. Attention is torch's in both.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -50,9 +51,14 @@ MAKERS = {
 @pytest.mark.parametrize("family", MAKERS)
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 def test_logits_are_the_decoders(family: str, few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.gpu import skinny
     from engine.gpu.forward import FusedDecoder, Shown
 
     monkeypatch.setattr("engine.gpu.forward.is_skinny", lambda x, inputs: few)
+    monkeypatch.setattr("engine.gpu.forward.is_skinny_for_heads", lambda x, inputs: few)
+    for tiles in ("residual_tiles", "heads_tiles"):  # such small products would not be split
+        cut = replace(getattr(skinny, tiles)(7, 64, 64), splits=2)
+        monkeypatch.setattr(f"engine.gpu.forward.{tiles}", lambda *_, cut=cut: cut)
     folder = MAKERS[family](tmp_path)
     config = EngineConfig(str(folder), device=KERNEL_DEVICE, dtype="float32", kv_tokens=200, max_running=3)  # type: ignore[arg-type]
     runner = load_runner(config)

@@ -107,6 +107,27 @@ def test_heads_are_normalised_rotated_and_written(
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("parts", [2, 3])
+def test_heads_in_parts_are_their_sum(dtype: torch.dtype, parts: int) -> None:
+    from engine.gpu.ops import rotate_and_write
+
+    tokens, heads, kv_heads, dim = 7, 4, 2, 64
+    split = _random(parts, tokens, heads + 2 * kv_heads, dim, dtype=torch.float32)
+    weight = _random(heads + kv_heads, dim, dtype=dtype, seed=1)
+    rotation = _random(tokens, 1, dim, dtype=dtype, seed=2), _random(tokens, 1, dim, dtype=dtype, seed=3)
+    slots = torch.arange(tokens, dtype=torch.int32, device=KERNEL_DEVICE)
+    results = []
+    for qkv in (split, split.sum(0).to(dtype)):
+        pool = torch.zeros((tokens, 2, kv_heads, dim), device=KERNEL_DEVICE, dtype=dtype)
+        query = rotate_and_write(qkv, rotation, slots, pool, num_kv_heads=kv_heads, norm_weight=weight, eps=1e-6)
+        assert query.dtype is dtype
+        results.append((query, pool))
+    (query, pool), (wanted_query, wanted_pool) = results
+    _close(query, wanted_query, dtype)
+    _close(pool, wanted_pool, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 6144), (3, 100), (65, 1500)])
 def test_gates_close(dtype: torch.dtype, tokens: int, inner: int) -> None:
     from preprocess.blocks.gpu_kernels import silu_mul
@@ -256,16 +277,18 @@ def test_experts_that_are_liked_alike_are_taken_once_each(by_pairs: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_heads_of_encoders_turn(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tokens", "heads", "dim"), [(50, 9, 24), (5, 16, 72), (1, 16, 64)])
+def test_heads_of_encoders_turn(dtype: torch.dtype, tokens: int, heads: int, dim: int) -> None:
     from preprocess.blocks.gpu_kernels import rotate_heads_
 
-    qkv = _random(2, 50, 9 * 72, dtype=dtype).view(2, 50, 27, 24)
-    cos, sin = _random(50, 1, 24, dtype=dtype, seed=1), _random(50, 1, 24, dtype=dtype, seed=2)
+    qkv = _random(2, tokens, 3 * heads, dim, dtype=dtype)
+    cos, sin = _random(2, tokens, 1, dim, dtype=dtype, seed=1)
     wanted = qkv.double()
-    turned = wanted[:, :, :18] * cos.double() + wanted[:, :, :18].roll(12, -1) * sin.double()
-    rotate_heads_(qkv[:, :, :18], cos, sin)
-    _close(qkv[:, :, :18], turned, dtype)
-    assert torch.equal(qkv[:, :, 18:].double(), wanted[:, :, 18:])
+    both = wanted[:, :, : 2 * heads]
+    turned = both * cos.double() + both.roll(dim // 2, -1) * sin.double()
+    rotate_heads_(qkv[:, :, : 2 * heads], cos, sin)
+    _close(qkv[:, :, : 2 * heads], turned, dtype)
+    assert torch.equal(qkv[:, :, 2 * heads :].double(), wanted[:, :, 2 * heads :])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -283,13 +306,18 @@ def test_layers_of_encoders_are_normalised(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES if INTERPRETED else TYPES[1:])
-@pytest.mark.parametrize(("tokens", "outputs", "inputs", "splits"), [(1, 96, 128, 1), (5, 64, 512, 2), (8, 50, 300, 3)])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs", "splits", "rows"),
+    [(1, 96, 128, 1, 16), (5, 64, 512, 2, 16), (8, 50, 300, 3, 16), (33, 96, 192, 1, 32), (100, 200, 300, 2, 64)],
+)
 def test_few_rows_are_multiplied_as_many_are(
-    dtype: torch.dtype, tokens: int, outputs: int, inputs: int, splits: int
+    dtype: torch.dtype, tokens: int, outputs: int, inputs: int, splits: int, rows: int, turned: bool
 ) -> None:
     from engine.gpu.skinny import Tiles, skinny, skinny_gate_up
 
-    tiles = Tiles(columns=16, depth=64, splits=splits, warps=4, stages=2)
+    columns = 64 if turned else 16
+    tiles = Tiles(columns=columns, depth=64, splits=splits, warps=4, stages=2, rows=rows, turned=turned)
     x, weight = _random(tokens, inputs, dtype=dtype), _random(outputs, inputs, dtype=dtype, seed=1)
     bias = _random(outputs, dtype=dtype, seed=2)
     exact = x.double() @ weight.double().T
@@ -299,3 +327,25 @@ def test_few_rows_are_multiplied_as_many_are(
         _close(whole, wanted, torch.float32 if splits > 1 and not INTERPRETED else dtype)
         gate, up = wanted.chunk(2, dim=1)
         _close(skinny_gate_up(x, weight, added, tiles), F.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize(("hidden", "inner", "heads"), [(2048, 6144, 4096), (2048, 11008, 2560), (4096, 12288, 6144)])
+def test_tiles_fit_and_every_part_has_something_to_do(rows: int, hidden: int, inner: int, heads: int) -> None:
+    """Tiles of few rows fit into what the least device has, 99 KiB, those of more into what is asked for."""
+    from engine.gpu import skinny
+
+    least = 99 << 10 if rows <= skinny.FEW_ROWS else skinny.LARGE_SHARED
+    products = [
+        (skinny.gate_up_tiles(rows, inner), hidden, 2, least),
+        (skinny.residual_tiles(rows, hidden, hidden), hidden, 1, least),
+        (skinny.residual_tiles(rows, hidden, inner), inner, 1, least),
+    ]
+    if rows <= skinny.SOME_ROWS:
+        products.append((skinny.heads_tiles(rows, heads, hidden), hidden, 1, skinny.LARGE_SHARED))
+    for tiles, inputs, weights, limit in products:
+        assert rows <= tiles.rows < 4 * max(rows, 8)
+        part = -(-inputs // (tiles.splits * tiles.depth)) * tiles.depth
+        assert part * (tiles.splits - 1) < inputs
+        shared = (tiles.rows + weights * tiles.columns) * tiles.depth * tiles.stages * 2
+        assert shared < limit

@@ -139,11 +139,11 @@ def test_the_hopper_kernel_computes_what_the_other_does(runner: Any, monkeypatch
     rows = [Row(0, 0, _ids(1, 150), GREEDY), Row(1, 0, _ids(2, 70), GREEDY), Row(2, 0, _ids(3, 5), GREEDY)]
     with torch.inference_mode():
         with monkeypatch.context() as patch:
-            patch.setattr("engine.attention.flashinfer_backend.MANY_KEYS", 0)
+            patch.setattr("engine.attention.flashinfer_backend.TOGETHER", (-1e6, 0.0))
             expected = runner.logits(rows)
         assert _error(runner.logits(rows), expected) < 1e-2
-        for most_keys, reader in ((1 << 20, "hopper"), (0, "split")):
-            monkeypatch.setattr("engine.attention.flashinfer_backend.MANY_KEYS", most_keys)
+        for costs, reader in ((1e6, "hopper"), (-1e6, "split")):
+            monkeypatch.setattr("engine.attention.flashinfer_backend.TOGETHER", (costs, 0.0))
             size = next(size for size in graphs.sizes() if size.prompt == 256 and size.splits == (reader == "split"))
             monkeypatch.setitem(graphs._captured, size, graphs._capture(size))
             graphs._chosen.clear()

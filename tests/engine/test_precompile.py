@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
 
     from engine.gpu import decode_kernels
     from preprocess.blocks import gpu_kernels
+    from preprocess.vision import gpu_windows
 
-    kernels = gpu_kernels._rms_norm, gpu_kernels._silu_mul, decode_kernels.attend
+    kernels = gpu_kernels._rms_norm, gpu_kernels._silu_mul, decode_kernels.attend, gpu_windows._attend
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -129,6 +131,27 @@ def test_attention_of_rows_with_drafts_fits_the_device(driver: Driver, heads: in
 
     assert compile_launched(work) == widths
     assert driver.loaded == ["attend"] * widths
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [80, 64])
+def test_attention_within_windows_asks_for_all_it_reads_before_it_waits(
+    driver: Driver, dim: int, dtype: torch.dtype
+) -> None:
+    """What is read before the first barrier is on its way at once; behind it, it would be waited for once more."""
+    from engine.gpu.precompile import compile_launched
+    from preprocess.vision import gpu_windows
+
+    qkv, angles = torch.zeros((1, 80, 12, dim), dtype=dtype), torch.zeros((80, 1, dim), dtype=dtype)
+    work = partial(gpu_windows.attend_in_windows, qkv, (angles, angles), [(1, 64), (1, 16)])
+    assert compile_launched(work) == 1
+    assert driver.loaded == ["_attend"]
+    [compiled] = gpu_windows._attend.device_caches[0][0].values()
+    first, *later = compiled.asm["ptx"].split("bar.sync")
+    assert "ld.global" in first
+    assert later
+    assert not any("ld.global" in part for part in later)
 
 
 @needs_compiler

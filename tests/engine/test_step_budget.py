@@ -113,6 +113,31 @@ def test_slices_and_tokens_share_the_time_of_a_step() -> None:
     assert lengths(driver)[2:] == [[1], [1, 8]], "2 of 3 ms are left after the last slice"
 
 
+class Padded(Table):
+    """Tokens are paid for by the sixteen."""
+
+    def prompt_s(self, tokens: int) -> float:
+        """See `Costs`."""
+        return self.token_s * (-(-tokens // 16) * 16)
+
+
+def test_a_few_tokens_before_a_picture_come_with_those_behind_it_where_they_are_as_dear_as_many() -> None:
+    """In their place more slices run; a long text does not wait for the picture behind it."""
+    driver = timed(Padded(token_s=0.1 * MS), slices=4)
+    streaming(driver)
+    few = request("few", [*PROMPT[20:23], *PROMPT[:9]], [picture(1, (3, 6))], max_tokens=2)
+    driver.submit(few)
+    driver.step(3)
+    assert driver.runner.sliced == [3, 1]
+    assert lengths(driver)[2:] == [[1], [1, 12], [1, 1]]
+    many = request("many", [*PROMPT[3:19], *PROMPT[:9]], [picture(2, (16, 6))], max_tokens=2)
+    driver.submit(many)
+    driver.step(2)
+    assert lengths(driver)[5:] == [[1, 16], [1]]
+    told = driver.finish()
+    assert [told[name].ids for name in ("few", "many")] == [reference(few)[0], reference(many)[0]]
+
+
 def test_steps_may_take_as_long_as_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_budget, "UNSEEN_S", 17 * MS)
     driver = timed()

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.controller import LENGTHS, Controller
+from engine.speculation.chains import LENGTHS
+from engine.speculation.controller import Controller
 from engine.speculation.lengths import Candidate
 from engine.speculation.step_times import StepTimes
 from engine.step_costs import size_class

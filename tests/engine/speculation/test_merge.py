@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from engine.batch import SampledToken
 from engine.sequence import Sequence
 from engine.speculation.acceptance import Rates
-from engine.speculation.drafting import Drafting, Kind, Proposal, Source
+from engine.speculation.drafting import Drafting, Kind, Proposal, Source, agreement
 from engine.speculation.lengths import Always
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.ngram import NGrams
-from engine.speculation.speculator import Speculator, agreement
+from engine.speculation.speculator import Speculator
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages
 from tests.engine.speculation.test_sources import sequence
 

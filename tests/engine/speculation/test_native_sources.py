@@ -19,11 +19,15 @@ from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.speculation import habit
 from engine.speculation.acceptance import Rates
-from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS, PRICED, Controller
+from engine.speculation.beliefs import MAX_BRANCHES
+from engine.speculation.chains import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS
+from engine.speculation.choosing import SOURCES
+from engine.speculation.controller import Controller
 from engine.speculation.drafting import Kind
 from engine.speculation.lengths import NUM_NEEDS, Always, Candidate
 from engine.speculation.native_sources import BRANCHES, KINDS, library
-from engine.speculation.speculator import MAX_BRANCHES, SOURCES, Speculator
+from engine.speculation.prices import PRICED
+from engine.speculation.speculator import Speculator
 from engine.speculation.step_times import StepTimes
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
@@ -370,7 +374,7 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
 
 def test_an_engine_that_waited_for_results_is_never_refused_a_look() -> None:
     """However rarely one has borne fruit: the wait is what was dear."""
-    speculator = Speculator("ngram", 15, 100, waits=True)
+    speculator = Speculator("ngram", 15, 100, waits=True, clock=lambda: 0.0)
     native = speculator._native
     assert native is not None
     speculator.controller = Controller(waits=True)

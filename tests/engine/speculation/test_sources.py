@@ -22,6 +22,7 @@ from engine.speculation.controller import Controller
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.habit import Habit
+from engine.speculation.lengths import Always
 from engine.speculation.ngram import NGrams
 from engine.speculation.replay import Replay
 from engine.speculation.speculator import Speculator
@@ -283,6 +284,39 @@ class Slow:
 
     def ended(self, sequence: Sequence) -> None:
         """Nothing is kept."""
+
+
+class Counting:
+    """Guesses that numbers go on."""
+
+    name = "replay"
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal:
+        first = sequence.output_ids[-1] + 1
+        return Proposal(Kind.REPLAY, [first + index for index in range(limit)])
+
+    def ended(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_follows_a_right_chain_tells_of_the_guess_that_was_not_checked(*, goes_on: bool) -> None:
+    """Else chains of one would be all that is ever known, where longer ones do not pay by what is believed at first."""
+    speculator = Speculator("auto", 15, 1000)
+    speculator.sources = [Counting()]
+    speculator.controller = Always(1)
+    asked = sequence([1])
+    for _ in range(20):
+        (drafts,) = speculator.propose([asked], 100)
+        (guess,) = drafts.token_ids
+        said = [guess, guess + 1 if goes_on else 5]
+        asked.output_ids.extend(said)
+        speculator.verified(asked, drafts.token_ids, [SampledToken(token) for token in said], 2)
+    asked.drafting = Drafting()
+    candidate = speculator._asked(asked)
+    assert candidate is not None
+    assert candidate.rates.first > 0.8
+    assert (candidate.rates.later > 0.8) if goes_on else (candidate.rates.later < 0.2)
 
 
 class Looking(Controller):

@@ -8,7 +8,8 @@ import pytest
 
 from engine.gpu.step_sizes import WIDTHS
 from engine.speculation.acceptance import Acceptance, Rates
-from engine.speculation.controller import LENGTHS, Controller
+from engine.speculation.chains import LENGTHS
+from engine.speculation.controller import Controller
 from engine.speculation.drafting import Kind, Proposal
 from engine.speculation.lengths import Candidate
 from engine.speculation.merge import Branch, DraftTree

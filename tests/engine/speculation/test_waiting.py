@@ -8,6 +8,7 @@ a script says; a look takes the host some µs a row.
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Final
 
 import pytest
@@ -104,11 +105,17 @@ def decode_s(rows: int, accuracy: float | None, controller: Lengths | None = Non
     return Machine(draft_s, controller=controller).decode_s(rows, accuracy)
 
 
+@cache
+def plain_decode_s(rows: int) -> float:
+    """How long they take where nobody guesses: the same every time, for time is made up."""
+    return decode_s(rows, None)
+
+
 @pytest.mark.parametrize("rows", [32, 64])
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.8, 1.0])
 def test_where_checks_are_dear_next_to_nothing_is_lost(rows: int, accuracy: float) -> None:
     """Once it is known what they cost; and what was gained while it was not may be lost again."""
-    plain_s = decode_s(rows, None)
+    plain_s = plain_decode_s(rows)
     controller = Controller(waits=True)
     decode_s(rows, accuracy, controller)
     taken = [decode_s(rows, accuracy, controller) / plain_s for _ in range(3)]
@@ -119,7 +126,7 @@ def test_where_checks_are_dear_next_to_nothing_is_lost(rows: int, accuracy: floa
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_where_checks_are_cheap_they_gain(rows: int) -> None:
-    plain_s = decode_s(rows, None)
+    plain_s = plain_decode_s(rows)
     assert decode_s(rows, 0.0) < 1.03 * plain_s
     assert decode_s(rows, 0.8) < 0.8 * plain_s
     assert decode_s(rows, 1.0) < 0.4 * plain_s
@@ -127,7 +134,7 @@ def test_where_checks_are_cheap_they_gain(rows: int) -> None:
 
 def test_where_no_check_can_pay_nothing_is_waited_for() -> None:
     """However often guesses are right."""
-    plain_s = decode_s(64, None)
+    plain_s = plain_decode_s(64)
     machine = Machine(0.05 * MS, controller=Controller(waits=True))  # a draft costs more than a token of 64 rows
     for accuracy in (1.0, 0.0):
         machine.decode_s(64, accuracy)
@@ -216,6 +223,13 @@ def test_a_look_that_a_busy_machine_made_dear_keeps_nobody_from_looking() -> Non
     looks(ahead, spare_s=3e-4, look_s=1e-4)
     ahead.looked(1.0)
     assert looks(ahead, spare_s=3e-4, look_s=1e-4, steps=200) > 100
+
+
+def test_a_first_look_that_a_busy_machine_made_dear_keeps_nobody_from_looking_for_long() -> None:
+    ahead = Ahead()
+    ahead.looked(0.1)
+    looks(ahead, spare_s=0.0, look_s=1e-5, steps=1000)
+    assert looks(ahead, spare_s=0.0, look_s=1e-5, steps=200) > 20
 
 
 def test_an_answer_that_may_repeat_another_is_looked_at_at_once() -> None:
