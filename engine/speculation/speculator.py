@@ -436,8 +436,8 @@ class Speculator(Choosing):
         """
         self._num_ahead += 1
         if self._num_ahead > 0:
-            if not self._is_waiting:  # whoever waits has the host's time for that
-                self._ahead.stepped(elapsed_s, waited_s)
+            is_telling = is_plain(plan) and not self._is_waiting  # who waits for results does nothing else meanwhile
+            self._ahead.stepped(elapsed_s, waited_s if is_telling else None)
             if self._waits:
                 self.controller.passed(1)
         elif self._is_idle and is_plain(plan):
