@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.kv.pool import SlotPool
+from engine.kv.pool import FEW, SlotPool
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -94,3 +94,15 @@ def test_check_names_a_lost_and_a_doubled_slot() -> None:
 def test_a_pool_needs_a_slot_beside_the_dummy() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         SlotPool(1)
+
+
+def test_slots_rise_with_positions_though_drafts_were_wrong() -> None:
+    """A processor reads ahead what lies one behind the other."""
+    pool = SlotPool(200)
+    slots = pool.allocate(90).tolist()
+    for count, num_right in ((1, 1), (4, 2), (30, 3), (8, 1), (1, 1)):
+        drafted = pool.allocate_few(count) if count <= FEW else pool.allocate(count).tolist()
+        wrong = drafted[num_right:]
+        pool.free_few(wrong) if len(wrong) <= FEW else pool.free(np.array(wrong, np.int32))
+        slots += drafted[:num_right]
+    assert slots == list(range(slots[0], slots[0] + 98))
