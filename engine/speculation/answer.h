@@ -54,8 +54,11 @@ struct Guesses {
             const Proposal& own = sequence.proposals[i];
             if (i && own.ids[0] == sequence.proposals[0].ids[0]) continue;  // it was not what the guess hung on
             const int checked = std::min(i ? 0 : asked.checked, own.length);
-            const int guessed = std::max(checked, 1);
-            learn(sequence, own.kind, agreement(own.ids, guessed, asked.ids, num_said), guessed);
+            int guessed = std::max(checked, 1), right = agreement(own.ids, guessed, asked.ids, num_said);
+            // Where a chain was right, what came behind it tells of one guess more.
+            if (checked && right == checked && !asked.paths[0] && right < std::min(own.length, num_said))
+                right += own.ids[guessed] == asked.ids[guessed], guessed++;
+            learn(sequence, own.kind, right, guessed);
         }
         if (sequence.num_proposals > 1) learn_rescues(sequence, asked, num_said);
         sequence.num_proposals = 0;

@@ -13,6 +13,7 @@ All times are measured here, those of steps without the looking before them: a p
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 from engine.speculation.acceptance import Rates
 from engine.speculation.account import SURPRISE, Account
 from engine.speculation.branching import Branching, fitting
-from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser
+from engine.speculation.lengths import NO_NEEDS, Candidate, Chooser, Offer
 from engine.speculation.model_lengths import ModelCandidate, ModelLengths
 from engine.speculation.opening import Openings, worth
 from engine.speculation.step_times import WAITING, StepTimes
@@ -77,8 +78,10 @@ SHARE: Final = 0.25
 STAKE: Final = 1.0
 STAKE_EVERY: Final = 64
 """So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
-stands still is noticed in the first answer that repeats. Once in so many steps.
+stands still is noticed in the first answer that repeats. Once in so many steps, and in `MOST_STAKE_EVERY` at last where
+that was in vain.
 """
+MOST_STAKE_EVERY: Final = 512
 SAVED: Final = 256
 """Of so many steps at most, where nobody looked: credit is counted in steps."""
 AT_ONCE: Final = 1.25
@@ -88,6 +91,8 @@ of others keeps it waiting.
 DOUBT: Final = 2.0
 """The account must bear so many times the part of a step's guesses that is expected to be wrong, all of it at most."""
 LEAST_DOUBT: Final = 0.1
+NOTHING: Final = Offer(NO_NEEDS, NO_NEEDS, 0.0, 0.0, 0.0, math.inf)
+"""Where it is not known what steps take."""
 FREE_LOOKS: Final = 2
 """Where guesses were checked just now, so many looks in vain are free: a text seldom departs for long."""
 
@@ -137,7 +142,7 @@ class Controller:
         self._looking_s = 0.0
         self._saved = 0.0
         self._unpaid = 0
-        self._unstaked = STAKE_EVERY
+        self._unstaked = self._stake_every = STAKE_EVERY
         self._priced: dict[int, _Prices] = {}
         self._watches: dict[int, _Watch] = {}
 
@@ -161,7 +166,9 @@ class Controller:
     def stake(self, rows: int) -> None:
         """See `Lengths.stake`."""
         prices = self._prices(rows)
-        if prices is not None and self._unstaked >= STAKE_EVERY:
+        if prices is not None and self._unstaked >= self._stake_every:
+            is_lost = self._account.left_s(prices.plain_s) < 0.0
+            self._stake_every = min(2 * self._stake_every, MOST_STAKE_EVERY) if is_lost else STAKE_EVERY
             self._unstaked = 0
             self._account.stake(STAKE, prices.plain_s)
 
@@ -177,11 +184,56 @@ class Controller:
             return NO_NEEDS
         return prices.to_stay if watch is not None and watch.is_drafting else prices.to_begin
 
+    def offer(self, rows: int, num_steps: int, *, is_expected: bool) -> Offer | None:
+        """See `Lengths.offer`."""
+        self.passed(num_steps)
+        prices = self._prices(rows)
+        if prices is None:
+            return NOTHING
+        plain_s, account = prices.plain_s, self._account
+        self._pay_in(plain_s)
+        watch = self._watches.get(size_class(rows))
+        if watch is None:
+            watch = self._watches[size_class(rows)] = _Watch()
+        needs, least = (prices.to_stay, STAY) if watch.is_drafting else (prices.to_begin, MARGIN)
+        offer = Offer(needs, prices.steps, plain_s, self._looking_s, 0.0, math.inf)
+        if is_expected or self._saved >= 0.0:
+            missing = account.steps_until(self._looking_s + prices.draft_s, plain_s)
+            if missing and not is_expected:
+                self._saved = min(self._saved, -missing)
+            if not missing and self.times.plain_age(rows) < _refresh(watch.promise):
+                offer.rate = rows * least / (plain_s * watch.trust)
+                offer.credit_s = account.stake_s(plain_s)
+        return offer
+
+    def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
+        """See `Lengths.answered`."""
+        plain_s, watch = self._priced[rows].plain_s, self._watches[size_class(rows)]
+        watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
+        self._pay_look(plain_s, rows, looking_s, found=total > 0)
+
+    def spent(self, rows: int, elapsed_s: float) -> None:
+        """See `Lengths.spent`."""
+        plain_s = self.times.plain_s(rows) or self.times.plain_s(1)
+        if plain_s is not None:
+            self._account.settle(-elapsed_s, plain_s)
+
+    def may_remember(self, rows: int) -> bool:
+        """See `Lengths.may_remember`."""
+        prices = self._prices(rows) or self._prices(1)
+        if prices is None:
+            return True
+        self._pay_in(prices.plain_s)
+        return self._account.left_s(prices.plain_s) >= 0.0
+
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
-        """See `Lengths.looked`. Looks in vain are made only as often as steps have saved their time."""
+        """See `Lengths.looked`."""
+        self._pay_look(self.times.plain_s(rows), rows, elapsed_s, found=found)
+
+    def _pay_look(self, plain_s: float | None, rows: int, elapsed_s: float, *, found: bool) -> None:
+        """Looks in vain are made only as often as steps have saved their time."""
         usual_s = min(elapsed_s, 2 * self._looking_s + 1e-5 * rows)  # not what a busy machine made of it
         self._looking_s += LOOK_LEARNING * (usual_s - self._looking_s)
-        plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return
         self._account.settle(-usual_s, plain_s)
@@ -374,27 +426,36 @@ class Controller:
                 self._account.settle(max(saved_s, 0.0), plain_s)
             self.times.add(rows, tokens, elapsed_s)
             return
-        watch = self._watches.get(size_class(rows))
-        if watch is not None:
-            if tokens == rows or plain_s is None:
+        if tokens == rows or plain_s is None:
+            self.times.add(rows, tokens, elapsed_s)
+            watch = self._watches.get(size_class(rows))
+            if watch is not None:
                 watch.trust += FORGIVING * (1.0 - watch.trust)
-            else:
-                kept = (rows + gained) / rows * plain_s / elapsed_s / watch.promise
-                watch.trust += LEARNING * (min(kept, 2.0) - watch.trust)
-                watch.trust = min(max(watch.trust, LEAST_TRUST), 1.0)
+        else:
+            self._checked(rows, tokens, gained, elapsed_s, plain_s, has_trees=has_trees)
+
+    def _checked(
+        self, rows: int, tokens: int, gained: int, elapsed_s: float, plain_s: float, *, has_trees: bool
+    ) -> None:
+        """A step has checked guesses of sources."""
+        worth_s = (rows + gained) / rows * plain_s
+        is_known = self.times.is_known_well(rows, tokens)
         if has_trees:
             self.times.add_tree(rows, tokens, elapsed_s)
-        elif rows == 1 < tokens and plain_s is not None and not self.times.is_known_well(rows, tokens):
+        elif rows == 1 and not is_known:
             self.times.add(rows, tokens, max(elapsed_s - COLD_S, plain_s))
         else:
             self.times.add(rows, tokens, elapsed_s)
-        if tokens > rows and plain_s is not None:
-            # By the medians of both: what a busy machine adds to a step is no fault of its drafts.
-            usual_s = self.times.tree_s(rows, tokens) if has_trees else self.times.step_s(rows, tokens)
-            assert usual_s is not None
-            is_measured = self.times.is_measured(rows, tokens)
-            taken_s = usual_s if is_measured else min(elapsed_s, SURPRISE * usual_s)
-            self._account.settle((rows + gained) / rows * plain_s - taken_s, plain_s)
+        # By the medians of both: what a busy machine adds to a step is no fault of its drafts.
+        usual_s = self.times.tree_s(rows, tokens) if has_trees else self.times.step_s(rows, tokens)
+        assert usual_s is not None
+        watch = self._watches.get(size_class(rows))
+        if watch is not None:
+            kept = worth_s / elapsed_s / watch.promise
+            watch.trust = min(max(watch.trust + LEARNING * (min(kept, 2.0) - watch.trust), LEAST_TRUST), 1.0)
+        is_measured = is_known or self.times.is_measured(rows, tokens)
+        taken_s = usual_s if is_measured else min(elapsed_s, SURPRISE * usual_s)
+        self._account.settle(worth_s - taken_s, plain_s)
 
     def drafted_beside_prompts(self, rows: int, tokens: int, gained: int, drafting_s: float) -> None:
         """See `Lengths.drafted_beside_prompts`."""

@@ -72,6 +72,8 @@ class Drafting:
         tree: What the step's drafts were taken from where they are more than `chosen`.
         drafts: Those drafts.
         opens: They were guesses of the answer's first tokens.
+        is_followed: Whether anything is guessed of it or remembered.
+        question: The end of the text that asked for it, once somebody wanted to know.
     """
 
     states: dict[str, object] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class Drafting:
     tree: DraftTree | None = None
     drafts: Drafts = NO_DRAFTS
     opens: bool = False
+    is_followed: bool = True
+    question: tuple[int, ...] | None = None
 
     def forget(self) -> None:
         """What was proposed: a step has shown what came of it, or will never."""

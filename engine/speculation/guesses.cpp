@@ -56,16 +56,20 @@ EXPORT Sequence* beholder_guesses_begin(const Guesses* guesses, const int64_t* p
 
 EXPORT void beholder_guesses_end(Sequence* sequence) { delete sequence; }
 
-// Takes what sequences have said, and asks what follows; without `found` they have ended. `needs` are pairs: so many
+// Takes what sequences have said, and asks what follows, but for those that are null; without `found` they have ended. `needs` are pairs: so many
 // guesses, rising, of which so many must be right. The return value is by how much more are expected to be right, at best,
 // where those of all sequences are checked up to one length; see `Controller.choose`.
 EXPORT double beholder_guesses_look(Guesses* guesses, Asked* const* all, int32_t count, Found* found,
                                     const double* needs) {
     for (int i = 0; i < count; i++)
-        if (all[i]->num_new) guesses->judge(*all[i]->sequence, *all[i]);
+        if (all[i] && all[i]->num_new) guesses->judge(*all[i]->sequence, *all[i]);
     int num_checked[NUM_LENGTHS] = {};
     double right[NUM_LENGTHS] = {};
     for (int i = 0; i < count; i++) {
+        if (!all[i]) {
+            found[i].length = 0;
+            continue;
+        }
         Asked& asked = *all[i];
         Sequence& sequence = *asked.sequence;
         asked.num_said = 1, asked.checked = 0;  // nothing is known yet of the step behind this look
@@ -95,6 +99,13 @@ EXPORT int beholder_guesses_choose(const Guesses* guesses, const Found* found, i
                                    int32_t* lengths) {
     Choice choice{guesses->rules, found, count, *bet};
     return count == 1 ? lengths[0] = choice.alone(limit) : choice.together(limit, lengths);
+}
+
+// Both: asks what follows, and decides how many of it to check. -1: nothing is worth a thought.
+EXPORT int beholder_guesses_decide(Guesses* guesses, Asked* const* all, int32_t count, Found* found, const double* needs,
+                                   Bet* bet, int32_t limit, int32_t* lengths) {
+    if (beholder_guesses_look(guesses, all, count, found, needs) < 0.0) return -1;
+    return beholder_guesses_choose(guesses, found, count, bet, limit, lengths);
 }
 
 // Of the best proposal only so many guesses may be said: another may be the best now.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -23,6 +24,29 @@ class Candidate:
 
     length: int
     rates: Rates
+
+
+@dataclass(slots=True)
+class Offer:
+    """Terms on which a step's guesses are checked or not: see `Lengths.offer`.
+
+    Attributes:
+        needs: As of `Lengths.needs`.
+        steps, plain_s, looking_s, credit_s: As for a `Chooser`.
+        rate: Tokens a second that must be promised; infinite where nothing may be checked.
+    """
+
+    needs: array[float]
+    steps: array[float]
+    plain_s: float
+    looking_s: float
+    credit_s: float
+    rate: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything may be checked."""
+        return self.rate < math.inf
 
 
 class Chooser(Protocol):
@@ -64,8 +88,28 @@ class Lengths(Protocol):
         """`NUM_NEEDS` pairs: so many guesses of all rows together, rising, pay only if so many of them are right."""
         ...
 
+    def offer(self, rows: int, num_steps: int, *, is_expected: bool) -> Offer | None:
+        """`passed`, `may_draft` and what `choose` goes by in one, `num_steps` after that was asked last, for one call
+        that looks and chooses. None: those shall be asked.
+        """
+        ...
+
+    def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
+        """On the terms of an open offer so many guesses are checked, which promise so many tokens a second. Looking for
+        them took so long, as of `looked`.
+        """
+        ...
+
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """Looking for guesses took so long; `found`: some are checked now."""
+        ...
+
+    def spent(self, rows: int, elapsed_s: float) -> None:
+        """Something else took so long that nobody would do who does not guess. `rows`: of the step in question."""
+        ...
+
+    def may_remember(self, rows: int) -> bool:
+        """Whether to keep what is said, so that later answers can be guessed: not while more was lost than may be."""
         ...
 
     def waited(self, rows: int, elapsed_s: float) -> None:
@@ -190,8 +234,22 @@ class Always:
         """None need be right."""
         return NO_NEEDS
 
+    def offer(self, rows: int, num_steps: int, *, is_expected: bool) -> Offer | None:
+        """See `Lengths.offer`."""
+        return None
+
+    def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
+        """Nothing is offered."""
+
     def looked(self, rows: int, elapsed_s: float, *, found: bool) -> None:
         """Looking is never too dear."""
+
+    def spent(self, rows: int, elapsed_s: float) -> None:
+        """Nor is anything else."""
+
+    def may_remember(self, rows: int) -> bool:
+        """See `Lengths.may_remember`."""
+        return True
 
     def waited(self, rows: int, elapsed_s: float) -> None:
         """Nor is waiting."""

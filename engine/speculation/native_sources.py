@@ -17,14 +17,14 @@ from engine.extension import opened
 from engine.speculation import acceptance, continuations, echo, habit, ngram
 from engine.speculation.acceptance import Rates
 from engine.speculation.controller import DOUBT, LEAST_DOUBT, LEAST_RATE
-from engine.speculation.drafting import Kind, Proposal
+from engine.speculation.drafting import Drafting, Kind, Proposal
 from engine.speculation.echo import Echo
-from engine.speculation.lengths import NO_NEEDS, Candidate
+from engine.speculation.lengths import NO_NEEDS, Candidate, Offer
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of what told.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 NEARLY_ALWAYS: Final = 0.9
@@ -131,6 +131,7 @@ def library() -> ctypes.PyDLL | None:
         ("end", None, (_P,)),
         ("look", _F64, (_P, _P, _I32, _P, _P)),
         ("choose", ctypes.c_int, (_P, _P, _I32, _P, _I32, _P)),
+        ("decide", ctypes.c_int, (_P, _P, _I32, _P, _P, _P, _I32, _P)),
         ("cut", None, (_P, _P, _I32, _P)),
         ("prefer", None, (_P, _I32)),
         ("proposals", ctypes.c_int, (_P, _P, _P, _I32)),
@@ -239,6 +240,7 @@ class NativeSources:
         )
         self._at = loaded.beholder_guesses_new(ctypes.addressof(rules))
         self._look, self._choose = loaded.beholder_guesses_look, loaded.beholder_guesses_choose
+        self._decide = loaded.beholder_guesses_decide
         self._bet = Bet(doubt=DOUBT, least_doubt=LEAST_DOUBT)
         self._bet_at = ctypes.addressof(self._bet)
         self._reserve(4)
@@ -248,30 +250,59 @@ class NativeSources:
 
     def look(self, sequences: Ordered[Sequence], needs: array[float]) -> bool:
         """Ask what follows in each sequence. Whether that may be worth checking; `needs`: see `Lengths.needs`."""
-        count = len(sequences)
-        if count > len(self._found):
-            self._reserve(count)
+        self._tell(sequences)
+        surplus: float = self._look(self._at, self._all_at, len(sequences), self._found_at, needs.buffer_info()[0])
+        return surplus >= 0.0
+
+    def decide(self, sequences: Ordered[Sequence], offer: Offer, limit: int) -> tuple[int, float]:
+        """`look` and `choose` in one. Below 0: nothing is worth a thought."""
+        self._tell(sequences)
+        self._set(offer)
+        needs_at = offer.needs.buffer_info()[0]
+        total: int = self._decide(
+            self._at, self._all_at, len(sequences), self._found_at, needs_at, self._bet_at, limit, self._lengths_at
+        )
+        return total, self._bet.rate
+
+    def decide_again(self, rows: int, offer: Offer, limit: int) -> tuple[int, float]:
+        """The same of what the last look has found: for other terms, or where some of it may not be said."""
+        self._set(offer)
+        total: int = self._choose(self._at, self._found_at, rows, self._bet_at, limit, self._lengths_at)
+        return total, self._bet.rate
+
+    def cut(self, sequences: Ordered[Sequence]) -> bool:
+        """Take what grammars do not allow out of what was chosen. Whether there was any of it."""
+        is_any = False
+        for sequence, found, length in zip(sequences, self._found, self._lengths, strict=False):
+            if sequence.grammar is not None and length and found.kind != _FORCED:
+                allowed = sequence.grammar.count_allowed(found.token_ids[:length])
+                if allowed < length:
+                    self._shorten(sequence, found, allowed)
+                    is_any = True
+        return is_any
+
+    def _tell(self, sequences: Ordered[Sequence]) -> None:
+        """What they have said since, before a call that asks what follows."""
+        if len(sequences) > len(self._found):
+            self._reserve(len(sequences))
         for index, sequence in enumerate(sequences):
             drafting, grammar = sequence.drafting, sequence.grammar
             assert drafting is not None
-            told = drafting.told
-            if told is None:
-                told = drafting.told = self._begin(sequence)
+            if not drafting.is_followed:
+                self._all[index] = None
+                continue
+            told = drafting.told or self.begin(sequence, drafting)
             if grammar is not None and self._has_grammar:
                 told.said(sequence.output_ids, grammar.forced_tokens())
             else:
                 told.said(sequence.output_ids)
             self._all[index] = told.at
-        surplus: float = self._look(self._at, self._all_at, count, self._found_at, needs.buffer_info()[0])
-        return surplus >= 0.0
 
     def first(self, sequence: Sequence, limit: int) -> list[tuple[Proposal, Rates]]:
         """All guesses of a sequence's first tokens, at most `limit` in a row, and how probably each is right."""
         drafting = sequence.drafting
         assert drafting is not None
-        if drafting.told is None:
-            drafting.told = self._begin(sequence)
-        asked = drafting.told.asked
+        asked = (drafting.told or self.begin(sequence, drafting)).asked
         asked.limit = limit
         self.look((sequence,), NO_NEEDS)
         asked.limit = self._max_drafts
@@ -291,11 +322,7 @@ class NativeSources:
         self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
     ) -> tuple[int, float]:
         """See `Chooser`: of the last look, as `lengths`."""
-        bet = self._bet
-        bet.steps, bet.plain_s, bet.looking_s = steps.buffer_info()[0], plain_s, looking_s
-        bet.credit_s, bet.rate = credit_s, rate
-        total: int = self._choose(self._at, self._found_at, rows, self._bet_at, limit, self._lengths_at)
-        return total, bet.rate
+        return self.decide_again(rows, Offer(NO_NEEDS, steps, plain_s, looking_s, credit_s, rate), limit)
 
     def lengths(self, count: int) -> list[int]:
         """How many guesses of each of so many sequences were chosen."""
@@ -348,7 +375,8 @@ class NativeSources:
         if self._echo is not None:
             self._echo.ended(sequence)
 
-    def _begin(self, sequence: Sequence) -> Told:
+    def begin(self, sequence: Sequence, drafting: Drafting) -> Told:
+        """Tell the sources of a sequence's prompt and of what it may repeat, before anything is asked of it."""
         prompt, keys = sequence.prompt_ids, sequence.prompt_keys
         earlier, at, is_firm = ([], 0, False) if self._echo is None else self._echo.earlier(sequence)
         known = array("i", earlier)
@@ -356,20 +384,30 @@ class NativeSources:
         begun = self._library.beholder_guesses_begin(
             self._at, *address, len(prompt), known.buffer_info()[0], len(known), at, is_firm
         )
-        return Told(self._library, begun, sequence.max_tokens, self._max_drafts)
+        drafting.told = told = Told(self._library, begun, sequence.max_tokens, self._max_drafts)
+        return told
 
     def _allow(self, sequence: Sequence, found: Found) -> None:
         """Cut what a grammar does not let through out of the best proposal, which then may be another."""
         assert sequence.grammar is not None
-        assert sequence.drafting is not None
-        assert sequence.drafting.told is not None
         while found.length:
             allowed = sequence.grammar.count_allowed(found.token_ids[: found.length])
             if allowed == found.length:
                 return
-            self._library.beholder_guesses_cut(
-                self._at, sequence.drafting.told.asked.sequence, allowed, ctypes.addressof(found)
-            )
+            self._shorten(sequence, found, allowed)
+
+    def _shorten(self, sequence: Sequence, found: Found, length: int) -> None:
+        """Of the best proposal only so many guesses may be said."""
+        assert sequence.drafting is not None
+        assert sequence.drafting.told is not None
+        told_at = sequence.drafting.told.asked.sequence
+        self._library.beholder_guesses_cut(self._at, told_at, length, ctypes.addressof(found))
+
+    def _set(self, offer: Offer) -> None:
+        """The terms of the next choice."""
+        bet = self._bet
+        bet.steps, bet.plain_s, bet.looking_s = offer.steps.buffer_info()[0], offer.plain_s, offer.looking_s
+        bet.credit_s, bet.rate = offer.credit_s, offer.rate
 
     def _reserve(self, count: int) -> None:
         """Have room for so many sequences."""

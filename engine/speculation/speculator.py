@@ -17,15 +17,17 @@ from engine.speculation.acceptance import Acceptance, Rates
 from engine.speculation.controller import Controller
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source, agreement
 from engine.speculation.echo import Echo
+from engine.speculation.following import Following
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
-from engine.speculation.lengths import Candidate, Lengths
+from engine.speculation.lengths import Candidate, Lengths, Offer
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
 from engine.speculation.native_sources import MOST, NativeSources, library
 from engine.speculation.ngram import NGrams
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
+from engine.speculation.upkeep import TIMED, Upkeep, Work
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
@@ -52,8 +54,6 @@ MOST_PATIENCE: Final = 4
 """Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
 being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
 """
-TIMED: Final = 4
-"""One of so many looks at what native sources have found is timed, since a clock takes a part of it."""
 UNTIMED: Final = 7
 """Of plain steps alike so many in a row are not timed, since timing them costs as well."""
 MOSTLY: Final = 0.75
@@ -105,7 +105,8 @@ class Speculator:
         self._takes_trees = takes_trees
         self._waits = waits
         self._clock = clock
-        self._looking_s = 0.0  # before the step that is under way
+        self._upkeep = Upkeep(clock)
+        self._looking_s = 0.0  # before the step that is under way, and for what ended with it
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
         self._gained = 0
@@ -119,6 +120,8 @@ class Speculator:
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
         self._num_fruitless = 0  # looks since they bore fruit
+        self.following = Following()
+        self._rows = 1  # that decoded in the last step
         self._timed_rows = 0
         self._untimed = 0
         self._rest = 0
@@ -164,17 +167,22 @@ class Speculator:
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
         """Drafts of each sequence that decodes, `room` in all at most; a model's are `UNKNOWN` until `draft`."""
         repeats = False  # an answer has begun of whose like something is remembered
+        self._rows = len(sequences)
+        is_followed = False
         for sequence in sequences:
             drafting = sequence.drafting
             if drafting is None:
-                _, is_repeating = self._begin(sequence)
+                drafting, is_repeating = self._begin(sequence)
                 repeats = repeats or is_repeating
             elif drafting.proposed:
                 drafting.forget()  # it was retracted before anybody knew what came of that
-        drafts = self._look(sequences, room) if room else None
-        self._looked(found=drafts is not None, repeats=repeats)
-        self._is_idle, self._is_waiting = self._is_waiting and drafts is None, drafts is not None
-        self._num_ahead = -1  # the step that begins now does not run ahead
+            is_followed = is_followed or drafting.is_followed
+        is_followed = is_followed or self._follow_again(sequences)
+        drafts = self._look(sequences, room) if room and is_followed else None
+        if self._waits:
+            self._looked(found=drafts is not None, repeats=repeats)
+            self._is_idle, self._num_ahead = self._is_waiting and drafts is None, -1  # the step does not run ahead
+        self._is_waiting = drafts is not None
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
 
     def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
@@ -185,15 +193,22 @@ class Speculator:
         if limit <= 0 or not self.sources:
             return ()
         drafting = sequence.drafting
+        is_repeating = False
         if drafting is None:
-            drafting, _ = self._begin(sequence)
+            drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not self.controller.may_open(rows):
+        if (
+            not drafting.is_followed
+            or not self._may_open(is_repeating=is_repeating)
+            or not self.controller.may_open(rows)
+        ):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
-        length = self.controller.open(rows, prompt, gains, self._clock() - started_s)
+        looking_s = self._clock() - started_s
+        self._looking_s += looking_s
+        length = self.controller.open(rows, prompt, gains, looking_s)
         guesses = () if proposal is None else tuple(proposal.token_ids[:length])
         if guesses and self._native is not None and sequence.grammar is not None:
             guesses = guesses[: sequence.grammar.count_allowed(guesses)]
@@ -240,6 +255,7 @@ class Speculator:
         if drafts and chosen is not None:
             if drafting.opens:
                 self._opened += num_accepted
+                self.following.opened(num_accepted, len(drafts))
             else:
                 self._gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
@@ -251,7 +267,7 @@ class Speculator:
                 if drafting.told is not None and not is_model:
                     drafting.told.checked(len(said), len(drafts))
                 else:
-                    self._learn(drafting, chosen.kind, len(said) - 1, len(drafts))
+                    self._learn_chain(drafting, chosen, said, len(drafts))
             if self.model is not None and is_model:
                 self.model.verified(sequence, num_accepted)
         if self._native is None:
@@ -275,32 +291,46 @@ class Speculator:
         opened, self._opened = self._opened, 0
         drafting_s, self.drafting_s = self.drafting_s, 0.0
         looking_s, self._looking_s = self._looking_s, 0.0
-        self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
         if self._waits:
+            self._rest, self._hope = max(self._rest - 1, 0), max(self._hope - 1, 0)
             self._passed(plan, elapsed_s - looking_s)
         if not is_usual or (drafting_s == 0.0 and self._is_alike(plan)):
             return
-        decoding = [
-            chunk for chunk in plan.chunks if chunk.samples and chunk.count == 1 + len(chunk.drafts) and not chunk.opens
-        ]
-        tokens = sum(chunk.count for chunk in decoding)
-        if len(decoding) < len(plan.chunks):
-            self._prompts_stepped(plan, len(decoding), tokens, opened, elapsed_s)
-        if 3 * gained >= tokens - len(decoding) > 0:
+        if self._waits or plan.room.load.tokens == plan.room.load.rows:
+            self._learn_step(plan, elapsed_s - looking_s, gained, opened, drafting_s)
+            return
+        started_s = self._upkeep.start(Work.LEARN)
+        self._learn_step(plan, elapsed_s - looking_s, gained, opened, drafting_s)
+        self.controller.spent(plan.room.load.rows, self._upkeep.stop(Work.LEARN, started_s))
+
+    def _learn_step(self, plan: Plan, elapsed_s: float, gained: int, opened: int, drafting_s: float) -> None:
+        """What a step took without looking tells of the machine; so many guesses were right."""
+        load = plan.room.load
+        rows, tokens = load.rows, load.tokens
+        if rows < len(plan.chunks):
+            self._prompts_stepped(plan, rows, tokens, opened, elapsed_s, drafting_s)
+        if 3 * gained >= tokens - rows > 0:
             self._num_fruitless = 0
             self._next_rest = 1
-        if not plan.encodings and len(decoding) == len(plan.chunks):
-            has_trees = any(chunk.parents is not None for chunk in decoding)
-            taken_s = elapsed_s - drafting_s - looking_s
-            self.controller.stepped(len(decoding), tokens, gained, taken_s, drafting_s, has_trees=has_trees)
-        elif not decoding and plan.chunks and not plan.encodings:
+        if not plan.encodings and rows == len(plan.chunks):
+            has_trees = self._takes_trees and any(chunk.parents is not None for chunk in plan.chunks)
+            self.controller.stepped(rows, tokens, gained, elapsed_s - drafting_s, drafting_s, has_trees=has_trees)
+        elif not rows and plan.chunks and not plan.encodings:
             self.controller.prompts(sum(chunk.count for chunk in plan.chunks), elapsed_s)
-        elif drafting_s > 0.0 or tokens > len(decoding):
-            self.controller.drafted_beside_prompts(len(decoding), tokens, gained, drafting_s)
+        elif drafting_s > 0.0 or tokens > rows:
+            self.controller.drafted_beside_prompts(rows, tokens, gained, drafting_s)
 
     def _begin(self, sequence: Sequence) -> tuple[Drafting, bool]:
         """An answer begins. Whether something is remembered that it may repeat."""
-        drafting = sequence.drafting = Drafting()
+        started_s = self._upkeep.start(Work.GREET)
+        begun = self._begun(sequence)
+        self._paid(self._rows, self._upkeep.stop(Work.GREET, started_s))
+        return begun
+
+    def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
+        drafting = sequence.drafting = Drafting(is_followed=self._may_follow())
+        if not drafting.is_followed:
+            return drafting, False
         if self._echo is None or not self._echo.resembles(sequence):
             return drafting, False
         if sequence.request.session_id:
@@ -308,6 +338,43 @@ class Speculator:
         self._is_expected = self._may_stake = True
         self._num_unlooked = LONGEST_REST
         return drafting, True
+
+    def _may_follow(self) -> bool:
+        """Whether to have anything to do with an answer that begins."""
+        return not self._is_brief or self.following.follows(is_borne=self._is_borne())
+
+    def _is_borne(self) -> bool:
+        """Whether no more was lost than may be, all steps that went by having paid in."""
+        self.controller.passed(self._num_unasked)
+        self._num_unasked = 0
+        return self.controller.may_remember(self._rows)
+
+    def _follow_again(self, sequences: Ordered[Sequence]) -> bool:
+        """Of answers none of which is followed: whether they shall be."""
+        self._num_unasked += 1
+        if self._num_unasked < LONGEST_REST or not self._is_borne():
+            return False
+        for sequence in sequences:
+            if sequence.drafting is not None:
+                sequence.drafting.is_followed = True
+        return True
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether steps may be so short that each thing that is done beside them weighs."""
+        return self._native is not None and self.model is None and not self._waits
+
+    def _may_open(self, *, is_repeating: bool) -> bool:
+        """Whether to look for an answer's first tokens."""
+        return not self._is_brief or self.following.opens(is_repeating=is_repeating)
+
+    def _paid(self, rows: int, elapsed_s: float) -> None:
+        """What guessing took beside looking and checking, while a step was being made or its results taken in. A device
+        that computes meanwhile is not kept waiting by that.
+        """
+        if not self._waits:
+            self._looking_s += elapsed_s
+            self.controller.spent(rows, elapsed_s)
 
     def _first_guesses(self, sequence: Sequence, drafting: Drafting, limit: int) -> tuple[Proposal | None, list[float]]:
         """What is best guessed of an answer's first tokens, and how probably each guess stands."""
@@ -331,14 +398,16 @@ class Speculator:
             drafting.proposed.insert(0, drafting.proposed.pop(best))
         return found[best][0], gains
 
-    def _prompts_stepped(self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float) -> None:
+    def _prompts_stepped(
+        self, plan: Plan, rows: int, tokens: int, opened: int, elapsed_s: float, drafting_s: float
+    ) -> None:
         """A step computed prompts beside `rows` that checked `tokens`; what encoding took is no part of what is
         learnt.
         """
         opening = [chunk for chunk in plan.chunks if chunk.opens]
         guesses = sum(len(chunk.drafts) for chunk in opening)
         others = sum(chunk.count for chunk in plan.chunks) - guesses
-        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and self.drafting_s == 0.0
+        is_telling = plan.encoding_s is not None and others - tokens >= MOSTLY * others and drafting_s == 0.0
         taken_s = elapsed_s - plan.encoding_s if is_telling and plan.encoding_s is not None else None
         if opening or (taken_s is not None and tokens == rows):
             self.controller.opened(rows + len(opening), others, guesses, opened, taken_s)
@@ -349,11 +418,17 @@ class Speculator:
         if self._native is not None:
             self._num_unasked += 1
             patience = 2 ** min(self._num_fruitless // PATIENCE, MOST_PATIENCE) - 1
-            if self._rest and self._num_unlooked < patience:  # without a rest, results were waited for to look
+            is_resting = self._rest > 0 if self._waits else not self._is_waiting
+            if is_resting and self._num_unlooked < patience:  # without a rest, results were waited for to look
                 self._num_unlooked += 1
                 return None
             self._num_unlooked = 0
             self._num_fruitless += 1
+            if self._is_brief:
+                offer = controller.offer(rows, self._num_unasked, is_expected=self._is_expected)
+                if offer is not None:
+                    self._num_unasked = 0
+                    return self._look_at_once(self._native, sequences, offer, room)
             is_worth = self._native.look(sequences, controller.needs(rows))
             if self.model is None and not is_worth:
                 return None
@@ -373,6 +448,44 @@ class Speculator:
             self._choice_s = self._clock() - started_s
         self._looking_s = self._choice_s
         controller.looked(rows, self._looking_s, found=drafts is not None)
+        return drafts
+
+    def _look_at_once(
+        self, native: NativeSources, sequences: Ordered[Sequence], offer: Offer, room: int
+    ) -> list[Drafts] | None:
+        """The same in one native call, for steps so short that each look weighs."""
+        rows, controller = len(sequences), self.controller
+        for sequence in sequences:
+            drafting = sequence.drafting
+            if drafting is not None and drafting.told is None and drafting.is_followed:
+                started_s = self._upkeep.start(Work.BEGIN)
+                native.begin(sequence, drafting)
+                self._paid(rows, self._upkeep.stop(Work.BEGIN, started_s))
+        started_s = self._upkeep.start(Work.LOOK)
+        total, rate = native.decide(sequences, offer, room)
+        is_asked = total >= 0
+        if is_asked:
+            self._is_expected = False
+            if self._may_stake and native.is_sure(rows):
+                self._may_stake = False
+                controller.stake(rows)
+                offer = controller.offer(rows, 0, is_expected=True) or offer
+                total, rate = native.decide_again(rows, offer, room)
+            while total and native.cut(sequences):
+                total, rate = native.decide_again(rows, offer, room)
+        drafts = None
+        if total > 0:
+            lengths = native.lengths(rows)
+            if self._takes_trees and controller.may_branch(rows):
+                native.allow(sequences)
+                lengths = self._branch(sequences, native.candidates(rows), lengths, room)
+            drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]
+        elapsed_s = self._upkeep.stop(Work.LOOK, started_s)
+        if is_asked and offer.is_open:
+            controller.answered(rows, total, rate, elapsed_s)
+            self._looking_s += elapsed_s
+        else:
+            self._paid(rows, elapsed_s)
         return drafts
 
     def _looked(self, *, found: bool, repeats: bool) -> None:
@@ -413,11 +526,15 @@ class Speculator:
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence's answer is complete."""
+        if not self.sources or (sequence.drafting is not None and not sequence.drafting.is_followed):
+            return
+        started_s = self._upkeep.start(Work.END)
         if self._native is not None:
             self._native.ended(sequence)
-            return
-        for source in self.sources:
-            source.ended(sequence)
+        else:
+            for source in self.sources:
+                source.ended(sequence)
+        self._paid(self._rows, self._upkeep.stop(Work.END, started_s))
 
     def totals(self) -> dict[str, int]:
         """Running totals by the names of `EngineStats`."""
@@ -630,6 +747,14 @@ class Speculator:
     def _rescue_rates(self, kind: Kind) -> Rates:
         prior = Rates(RESCUE * kind.prior.first, kind.prior.later)
         return self._rescues[kind].rates(prior, PRIOR_WEIGHT)
+
+    def _learn_chain(self, drafting: Drafting, chosen: Proposal, said: Ordered[int], checked: int) -> None:
+        """So many of what was chosen were checked. Where all were right, what came behind them tells of one guess more:
+        else nobody would know how right longer chains are where only short ones seem to pay.
+        """
+        right = len(said) - 1
+        guessed = min(checked + (right == checked), len(chosen.token_ids))
+        self._learn(drafting, chosen.kind, agreement(chosen.token_ids[:guessed], said), guessed)
 
     def _learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
         self._acceptance[kind].add(right, guessed)

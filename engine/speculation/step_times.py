@@ -86,6 +86,7 @@ class _Rows:
     rows: int = 1
     num_steps: int = 0
     figures: dict[int, _Figure] = field(default_factory=dict)
+    known: list[tuple[float, float]] | None = None  # widths with drafts and what counts of them; None: not made yet
     trees: _Figure = field(default_factory=_Figure)
 
 
@@ -120,6 +121,7 @@ class StepTimes:
         is_due = own.num_steps % 64 == 0
         if figure.add(elapsed_s / rows) or is_news or is_due:
             self._told.clear()
+            own.known = None
             self.version += figure.has_shifted() or is_due
         figure.width = tokens / rows
         figure.renewed = own.num_steps
@@ -186,17 +188,15 @@ class StepTimes:
         exact = self._figure(rows, _width_class(rows, tokens))
         width = tokens / rows
         own = self._rows[size_class(rows)]
-        if exact is not None and abs(exact.width - width) < 0.02 * width:
-            return rows * min(
-                figure.at(own.num_steps)
-                for figure in own.figures.values()
-                if figure is exact or (figure.width > width and len(figure.times) >= ENOUGH)
+        if own.known is None:
+            own.known = sorted(
+                (figure.width, figure.at(own.num_steps))
+                for key, figure in own.figures.items()
+                if key and len(figure.times) >= ENOUGH
             )
-        known = sorted(
-            (figure.width, figure.at(own.num_steps))
-            for key, figure in own.figures.items()
-            if key and len(figure.times) >= ENOUGH
-        )
+        known = own.known
+        if exact is not None and abs(exact.width - width) < 0.02 * width:
+            return rows * min(time for other, time in known if other >= exact.width)
         low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
         high = min((point for point in known if point[0] > width), default=None)
         if high is not None:

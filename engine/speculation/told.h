@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int VERSION = 3;  // of what native_sources.py is told of these files
+constexpr int VERSION = 4;  // of what native_sources.py is told of these files
 constexpr int32_t BREAK = -1;
 constexpr int MOST = 64;       // guesses of a proposal
 constexpr int PROPOSALS = 5;   // echo, ngram and its older one, grammar, habit

@@ -101,7 +101,10 @@ def speculators(seed: int) -> list[Speculator]:
 def begin(speculator: Speculator, running: Ordered[Sequence], said: Ordered[int], right: float, seed: int) -> Any:
     """The step behind which each sequence says the first of its tokens."""
     chance = random.Random(seed)
-    guessed = [speculator.open(asked, len(running), 5, 40) for asked in running]
+    guessed = []
+    for asked in running:
+        speculator.following.num_fruitless = 0  # never at rest
+        guessed.append(speculator.open(asked, len(running), 5, 40))
     for asked, own, token_id in zip(running, guessed, said, strict=True):
         num_right = next((index for index in range(len(own)) if chance.random() >= right), len(own))
         others = range(VOCAB) if num_right == len(own) else [other for other in range(VOCAB) if other != own[num_right]]
@@ -346,8 +349,8 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
     native = speculator._native
     assert native is not None
     looks = []
-    look = native.look
-    native.look = lambda *args: looks.append(1) or look(*args)  # type: ignore[func-returns-value, method-assign]
+    decide = native.decide
+    native.decide = lambda *args: looks.append(1) or decide(*args)  # type: ignore[func-returns-value, method-assign]
 
     def looked(asked: Sequence, steps: int) -> int:
         looks.clear()

@@ -22,6 +22,7 @@ from engine.speculation.controller import Controller
 from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.habit import Habit
+from engine.speculation.lengths import Always
 from engine.speculation.ngram import NGrams
 from engine.speculation.replay import Replay
 from engine.speculation.speculator import Speculator
@@ -285,6 +286,38 @@ class Slow:
         """Nothing is kept."""
 
 
+class Counting:
+    """Guesses that numbers go on."""
+
+    name = "replay"
+
+    def propose(self, sequence: Sequence, drafting: Drafting, limit: int) -> Proposal:
+        first = sequence.output_ids[-1] + 1
+        return Proposal(Kind.REPLAY, [first + index for index in range(limit)])
+
+    def ended(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_follows_a_right_chain_tells_of_the_guess_that_was_not_checked(*, goes_on: bool) -> None:
+    """Else chains of one would be all that is ever known, where longer ones do not pay by what is believed at first."""
+    speculator = Speculator("auto", 15, 1000)
+    speculator.sources = [Counting()]
+    speculator.controller = Always(1)
+    asked = sequence([1])
+    for _ in range(20):
+        (drafts,) = speculator.propose([asked], 100)
+        (guess,) = drafts.token_ids
+        said = [guess, guess + 1 if goes_on else 5]
+        asked.output_ids.extend(said)
+        speculator.verified(asked, drafts.token_ids, [SampledToken(token) for token in said], 2)
+    candidate = speculator._candidate(asked, Drafting(), 15)
+    assert candidate is not None
+    assert candidate.rates.first > 0.8
+    assert (candidate.rates.later > 0.8) if goes_on else (candidate.rates.later < 0.2)
+
+
 class Looking(Controller):
     """Before every step."""
 
@@ -303,7 +336,7 @@ def test_looking_is_no_part_of_what_steps_take() -> None:
         started_s = clock[0]
         speculator.propose([asked], 100)
         clock[0] += 1e-3
-        plan = Plan(0, Room(None, Load()), [Chunk(asked, length, 1, True)])
+        plan = Plan(0, Room(None, Load(1, 1)), [Chunk(asked, length, 1, True)])
         speculator.stepped(plan, clock[0] - started_s)
     assert controller.times.plain_s(1) == pytest.approx(1e-3)
 
