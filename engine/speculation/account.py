@@ -4,7 +4,8 @@ Every step pays a hundredth of a plain step in. What drafting takes, looking for
 what plain steps for the same tokens would have taken is put in. Who wants to spend asks whether the account would bear
 that guesses are wrong; what is lost beyond it must come in again first. So estimates that are wrong, shapes of steps
 that were never measured and guesses that turn bad cost no more than that hundredth and what the account begins with.
-Not in it: deciding whether to look, and remembering what was said, some microseconds a step.
+What begins and ends of answers take, and learning from steps, is taken out as well. Not in it: deciding whether to
+look, a microsecond or two a step.
 """
 
 from __future__ import annotations

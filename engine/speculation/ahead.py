@@ -85,14 +85,17 @@ class Ahead:
         self._next_rest = 1 if found else min(2 * self._next_rest, LONGEST_REST)
         self._rest = 0 if found else self._next_rest
 
-    def stepped(self, elapsed_s: float, waited_s: float) -> None:
-        """A step that ran ahead took so long, while the host had nothing to do for `waited_s`."""
+    def stepped(self, elapsed_s: float, waited_s: float | None) -> None:
+        """A step that ran ahead took so long, while the host had nothing to do for `waited_s`; None: that tells nothing
+        of other steps.
+        """
         if not self._looked_s:
             self._look_s -= FORGETTING * self._look_s
-        spare_s = max(waited_s - CALL_S, 0.0)
-        if spare_s:
-            spare_s += self._looked_s
-        self._spare_s += LEARNING * (spare_s - self._spare_s)
+        if waited_s is not None:
+            spare_s = max(waited_s - CALL_S, 0.0)
+            if spare_s:
+                spare_s += self._looked_s
+            self._spare_s += LEARNING * (spare_s - self._spare_s)
         self._looked_s = 0.0
         share_s = SHARE * elapsed_s
         saved_s = min(self._saved_s + share_s, max(SAVED * share_s, self._cost_s))

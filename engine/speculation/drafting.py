@@ -74,6 +74,7 @@ class Drafting:
         opens: They were guesses of the answer's first tokens.
         watched: What is left of a proposal of which nothing was checked, and all was right so far; of `watched_kind`.
         is_followed: Whether anything is guessed of it or remembered.
+        question: The end of the text that asked for it, once somebody wanted to know.
     """
 
     states: dict[str, object] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class Drafting:
     watched: Ordered[int] = ()
     watched_kind: Kind = Kind.REPLAY
     is_followed: bool = True
+    question: tuple[int, ...] | None = None
 
     def forget(self) -> None:
         """What was proposed: a step has shown what came of it, or will never."""

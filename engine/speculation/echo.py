@@ -239,7 +239,12 @@ def _key(sequence: Sequence) -> str:
 
 
 def _question(sequence: Sequence) -> tuple[int, ...]:
-    """The last text tokens of the prompt."""
-    tail = slice(-QUESTION_TOKENS, None)
-    ids = sequence.prompt_ids[tail]
-    return tuple(ids[sequence.prompt_keys[tail] == ids].tolist())
+    """The last text tokens of the prompt. They are asked for at the begin of an answer and at its end."""
+    drafting = sequence.drafting
+    if drafting is not None and drafting.question is not None:
+        return drafting.question
+    ids, keys = (own[-QUESTION_TOKENS:].tolist() for own in (sequence.prompt_ids, sequence.prompt_keys))
+    question = tuple(token_id for token_id, key in zip(ids, keys, strict=True) if token_id == key)
+    if drafting is not None:
+        drafting.question = question
+    return question

@@ -16,6 +16,7 @@ from engine.speculation.ahead import Ahead
 from engine.speculation.beliefs import MAX_BRANCHES
 from engine.speculation.choosing import SOURCES, Choosing, Mode
 from engine.speculation.drafting import Drafting, Proposal, agreement
+from engine.speculation.following import Following
 from engine.speculation.lengths import Candidate, Offer
 from engine.speculation.merge import DraftTree
 from engine.speculation.model_drafting import ModelDrafting
@@ -34,12 +35,6 @@ PATIENCE: Final = 6
 MOST_PATIENCE: Final = 4
 """Native sources are asked before every step; after so many looks that bore no fruit (a third of what a step checked
 being right) only before every other one, after twice as many before every fourth, and so on up to this power of two.
-"""
-OPENINGS: Final = 3
-"""The same of so many looks for an answer's first tokens, unless it may repeat an earlier one."""
-FOLLOWED: Final = (8, 64)
-"""While more was lost than may be, one answer of so many is followed all the same, so that a change is noticed: after
-each that was in vain one of twice as many.
 """
 AGAIN: Final = 64
 """Where none of the answers is followed, it is asked after so many steps whether they shall be."""
@@ -88,10 +83,7 @@ class Speculator(Choosing):
         self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
         self._num_fruitless = 0  # looks since they bore fruit
-        self._num_closed = 0  # the same of first tokens, since they were not looked for
-        self._num_fruitless_openings = 0
-        self._num_forgotten = 0  # answers since one was followed
-        self._one_of = FOLLOWED[0]
+        self.following = Following()
         self._rows = 1  # that decoded in the last step
         self._num_ahead = 0  # steps whose results came since drafts were looked for, less one
         self._is_due = False  # they were waited for because of what was promised
@@ -155,7 +147,11 @@ class Speculator(Choosing):
             drafting, is_repeating = self._begin(sequence)
         elif drafting.proposed:
             drafting.forget()
-        if not drafting.is_followed or not self._may_open(is_repeating) or not self.controller.may_open(rows):
+        if (
+            not drafting.is_followed
+            or not self._may_open(is_repeating=is_repeating)
+            or not self.controller.may_open(rows)
+        ):
             return ()
         started_s = self._clock()
         proposal, gains = self._first_guesses(sequence, drafting, limit)
@@ -195,8 +191,7 @@ class Speculator(Choosing):
         if drafts and chosen is not None:
             if drafting.opens:
                 self._outcome.opened += num_accepted
-                if 3 * num_accepted >= len(drafts):
-                    self._num_fruitless_openings = 0
+                self.following.opened(num_accepted, len(drafts))
             else:
                 self._outcome.gained += num_accepted
             is_model = self.model is not None and chosen.kind is self.model.kind
@@ -304,30 +299,19 @@ class Speculator(Choosing):
             self.controller.stake(rows)
 
     def _may_follow(self) -> bool:
-        """Whether to have anything to do with an answer that begins: where steps are short, what its begin and end take
-        may be more than guesses save. So while more was lost than may be, only one of several is followed.
-        """
-        if not self._is_brief:
-            return True
+        """Whether to have anything to do with an answer that begins."""
+        return not self._is_brief or self.following.follows(is_borne=self._is_borne())
+
+    def _is_borne(self) -> bool:
+        """Whether no more was lost than may be, all steps that went by having paid in."""
         self.controller.passed(self._num_unasked)
         self._num_unasked = 0
-        if self.controller.may_remember(self._rows):
-            self._num_forgotten, self._one_of = 0, FOLLOWED[0]
-            return True
-        self._num_forgotten += 1
-        if self._num_forgotten < self._one_of:
-            return False
-        self._num_forgotten, self._one_of = 0, min(2 * self._one_of, FOLLOWED[1])
-        return True
+        return self.controller.may_remember(self._rows)
 
     def _follow_again(self, sequences: Ordered[Sequence]) -> bool:
         """Of answers none of which is followed: whether they shall be."""
         self._num_unasked += 1
-        if self._num_unasked < AGAIN:
-            return False
-        self.controller.passed(self._num_unasked)
-        self._num_unasked = 0
-        if not self.controller.may_remember(len(sequences)):
+        if self._num_unasked < AGAIN or not self._is_borne():
             return False
         for sequence in sequences:
             if sequence.drafting is not None:
@@ -339,15 +323,9 @@ class Speculator(Choosing):
         """Whether steps may be so short that each thing that is done beside them weighs."""
         return self._native is not None and self.model is None and not self._waits
 
-    def _may_open(self, is_repeating: bool) -> bool:
-        """Whether to look for an answer's first tokens: ever more rarely while that bears no fruit."""
-        patience = 2 ** min(self._num_fruitless_openings // OPENINGS, MOST_PATIENCE) - 1
-        if self._is_brief and not is_repeating and self._num_closed < patience:
-            self._num_closed += 1
-            return False
-        self._num_closed = 0
-        self._num_fruitless_openings += 1
-        return True
+    def _may_open(self, *, is_repeating: bool) -> bool:
+        """Whether to look for an answer's first tokens."""
+        return not self._is_brief or self.following.opens(is_repeating=is_repeating)
 
     def _paid(self, rows: int, elapsed_s: float) -> None:
         """What guessing took beside looking and checking, while a step was being made or its results taken in. A device
@@ -436,8 +414,8 @@ class Speculator(Choosing):
         """
         self._num_ahead += 1
         if self._num_ahead > 0:
-            if not self._is_waiting:  # whoever waits has the host's time for that
-                self._ahead.stepped(elapsed_s, waited_s)
+            is_telling = is_plain(plan) and not self._is_waiting  # who waits for results does nothing else meanwhile
+            self._ahead.stepped(elapsed_s, waited_s if is_telling else None)
             if self._waits:
                 self.controller.passed(1)
         elif self._is_idle and is_plain(plan):

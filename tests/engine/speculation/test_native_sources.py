@@ -107,7 +107,7 @@ def begin(speculator: Speculator, running: Ordered[Sequence], said: Ordered[int]
     chance = random.Random(seed)
     guessed = []
     for asked in running:
-        speculator._num_fruitless_openings = 0  # never at rest
+        speculator.following.num_fruitless = 0  # never at rest
         guessed.append(speculator.open(asked, len(running), 5, 40))
     for asked, own, token_id in zip(running, guessed, said, strict=True):
         num_right = next((index for index in range(len(own)) if chance.random() >= right), len(own))

@@ -319,6 +319,24 @@ def test_what_follows_a_right_chain_tells_of_the_guess_that_was_not_checked(*, g
     assert (candidate.rates.later > 0.8) if goes_on else (candidate.rates.later < 0.2)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_later_guesses_are_judged_though_nothing_is_checked(*, goes_on: bool) -> None:
+    """Of one proposal at a time. Else what chains promise would hang on what is believed at first."""
+    speculator = Speculator("auto", 15, 10_000)
+    speculator.sources = [Counting()]
+    asked = sequence([1])
+    asked.drafting = Drafting()
+    for step in range(60):
+        assert speculator._asked(asked) is not None
+        said = asked.output_ids[-1] + (1 if goes_on or step % 2 else 50)
+        asked.output_ids.append(said)
+        speculator.verified(asked, (), [SampledToken(said)], 1)
+    candidate = speculator._asked(asked)
+    assert candidate is not None
+    assert (candidate.rates.first > 0.8) if goes_on else (0.4 < candidate.rates.first < 0.6)
+    assert (candidate.rates.later > 0.8) if goes_on else (candidate.rates.later < 0.2)
+
+
 class Looking(Controller):
     """Before every step."""
 
