@@ -29,7 +29,7 @@ from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.guess_layout import MOST_GUESSES, GuessLayout, Texts
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
-from engine.gpu.skinny import kind_of
+from engine.gpu.skinny import of_each_kind
 from engine.gpu.step_sizes import WIDTHS, coarse, row_sizes
 from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, forbid, is_filtered
 from engine.speculation.drafter import DraftRow
@@ -175,9 +175,12 @@ class GuessGraphs:
         """Launch the work of all sizes that differ in more than numbers, outside of graphs: see `compile_launched`."""
         whole = self._guesser
         self._guesser = whole.thin()
-        kinds = {kind_of(rows * width): (rows, width) for rows, width in self.sizes()}
         rows_of_one = [(1, width) for width in WIDTHS]
-        for rows, width in [*rows_of_one, *((rows, WIDTHS[0]) for rows in self._row_sizes), *kinds.values()]:
+        for rows, width in [
+            *rows_of_one,
+            *((rows, WIDTHS[0]) for rows in self._row_sizes),
+            *of_each_kind(self.sizes()),
+        ]:
             layout = self._layout(rows, width)
             self._send([], [], [], layout)
             self._first(layout)

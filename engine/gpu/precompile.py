@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any, Final
 from unittest import mock
 
 import torch
 from triton import knobs
+from triton.runtime import build as modules
 from triton.runtime.jit import JITFunction
 
 MOST_THREADS: Final = 16
@@ -40,9 +43,28 @@ def compile_launched(work: Callable[[], object]) -> int:
         except Exception:  # whoever launches it gets the error
             logger.debug("%s is not compiled ahead", function, exc_info=True)
 
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "triton") as threads:
+    with (
+        mock.patch.object(modules, "_load_module_from_path", each_its_own(modules._load_module_from_path)),
+        ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "triton") as threads,
+    ):
         list(threads.map(build, found))
     return len(found)
+
+
+def each_its_own(load: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
+    """Loads launchers as `load` does, for threads. Kernels of alike arguments share a file, all files a name; and what
+    Python loads from a file for the second time it puts into the one module of that name. So another thread may find
+    its own launcher replaced before it takes it.
+    """
+    one_at_a_time = threading.Lock()
+
+    def load_own(name: str, path: str) -> ModuleType:
+        with one_at_a_time:
+            own = ModuleType(name)
+            vars(own).update(vars(load(name, path)))
+            return own
+
+    return load_own
 
 
 def _launched(work: Callable[[], object]) -> list[tuple[JITFunction[Any], str]]:

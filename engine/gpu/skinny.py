@@ -6,6 +6,7 @@ split over programs leave their parts to the norm that follows (split-K without 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -63,6 +64,16 @@ def is_skinny_for_heads(x: torch.Tensor, inputs: int) -> bool:
 def kind_of(rows: int) -> int:
     """The most rows that have the same tiles as so many, or 0 where they are not few."""
     return next((most for most in (FEW_ROWS, SOME_ROWS, MOST_ROWS) if rows <= most), 0)
+
+
+def of_each_kind(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of sizes, rows and tokens a row each, those with the fewest and the most tokens of each kind: nothing is launched
+    otherwise between them.
+    """
+    ordered = sorted(sizes, key=lambda size: size[0] * size[1])
+    most = {kind_of(rows * width): (rows, width) for rows, width in ordered}
+    fewest = {kind_of(rows * width): (rows, width) for rows, width in reversed(ordered)}
+    return list(dict.fromkeys([*fewest.values(), *most.values()]))
 
 
 @lru_cache(maxsize=8)

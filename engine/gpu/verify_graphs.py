@@ -32,7 +32,7 @@ from engine.gpu.forward import FusedDecoder
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
 from engine.gpu.sampling import draw, temperature_of
-from engine.gpu.skinny import kind_of
+from engine.gpu.skinny import of_each_kind
 from engine.gpu.step_graphs import StepResult, cut
 from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
 from engine.runner import text_positions
@@ -139,8 +139,7 @@ class VerifyGraphs:
         """
         whole = self._decoder
         self._decoder = whole.thin()
-        kinds = {kind_of(rows * width): (rows, width) for rows, width in self._ahead}
-        for size in [*((1, width) for width in WIDTHS), *kinds.values()]:
+        for size in [*((1, width) for width in WIDTHS), *of_each_kind(self._ahead)]:
             layout = self._layout(size)
             self._send([], layout)
             self._forward(layout)

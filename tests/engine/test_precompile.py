@@ -188,3 +188,32 @@ def test_guesses_of_all_sizes_are_compiled_by_a_few(
 
     with torch.inference_mode():
         assert _launched(everything) == []
+
+
+@needs_compiler
+def test_a_launcher_that_was_loaded_before_stays_that_of_its_kernel(tmp_path: Path) -> None:
+    """Real modules of one name, each loaded for the second time, by turns: Python has one object for all of them."""
+    from triton.runtime import build
+
+    from engine.gpu.precompile import each_its_own
+
+    source = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *args) { return PyLong_FromLong(%d); }
+static PyMethodDef methods[] = {{"launch", launch, METH_VARARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "__twin", NULL, -1, methods};
+PyMODINIT_FUNC PyInit___twin(void) { return PyModule_Create(&module); }
+"""
+    paths = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "twin.c").write_text(source % number)
+        paths.append(build._build("__twin", str(folder / "twin.c"), str(folder), [], [], [], []))
+    for path in paths:
+        build._load_module_from_path("__twin", path)
+    one, other = (build._load_module_from_path("__twin", path) for path in paths)
+    assert one.launch() == other.launch() == 2, "as Python does it"
+    load = each_its_own(build._load_module_from_path)
+    one, other = (load("__twin", path) for path in paths)
+    assert (one.launch(), other.launch()) == (1, 2)
