@@ -7,8 +7,8 @@ launches, which cost the host more time than the device.
 
 Between any two other work may run, such as steps with graphs of their own. So what goes from one to the next is in
 buffers that no graph allocates, and each reads one and writes the other: x, and its norm besides, since whoever sums x
-up has it in hand. A picture whose shape's buffers another one
-is using is encoded without graphs, as are shapes that are new or large: all to the same result.
+up has it in hand. A picture whose shape's buffers another one is using is encoded without graphs, as are shapes that
+are new or large: all to the same result.
 
 Pieces are captured before the first user for shapes that are known then, in idle moments for those that have come, and
 beside steps as seldom as `engine.gpu.capture_pace` says.

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from engine.config import EngineConfig
-from engine.gpu.step_sizes import most_checked
+from engine.gpu.step_sizes import most_checked, most_graphs
 from engine.limits import vision_cache_bytes
 from engine.models.decoder import DecoderConfig
 from engine.runner import VisionEncoder
@@ -27,7 +27,8 @@ MARGIN: Final = 25
 ENCODER_BUFFERS: Final = 1 << 30
 """Of shapes of pictures that have graphs."""
 
-NUM_GRAPHS: Final = 400
+MORE_GRAPHS: Final = 100
+"""Of steps with drafts, beyond those that are captured ahead."""
 NUM_GUESS_GRAPHS: Final = 60
 GRAPH_BYTES: Final = 64 << 10
 """A layer of a graph: 1.1 MiB a graph of 28 layers on an H200."""
@@ -71,7 +72,8 @@ def reserved_bytes(
         samples += config.max_running
     steps += 2 * samples * model.vocab_size * 4  # logits
     steps += (config.max_running + 32) * (config.max_context or model.max_positions) * 4  # slots
-    graphs = (NUM_GRAPHS * model.num_layers + NUM_GUESS_GRAPHS * guess_layers) * GRAPH_BYTES
+    num_graphs = most_graphs(config.max_running, MOST_STEP_TOKENS) + MORE_GRAPHS
+    graphs = (num_graphs * model.num_layers + NUM_GUESS_GRAPHS * guess_layers) * GRAPH_BYTES
     return cache + pictures + ENCODER_BUFFERS + steps + graphs + LIBRARIES + free // MARGIN
 
 

@@ -6,6 +6,7 @@ Which kernels, and for which types and sizes, is found out by running the work i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -21,6 +22,8 @@ from triton.runtime import build as modules
 from triton.runtime.jit import JITFunction
 
 MOST_THREADS: Final = 16
+LOADER: Final = "_load_module_from_path"
+"""What Triton 3 loads launchers with."""
 
 logger = logging.getLogger("beholder.engine")
 
@@ -43,10 +46,10 @@ def compile_launched(work: Callable[[], object]) -> int:
         except Exception:  # whoever launches it gets the error
             logger.debug("%s is not compiled ahead", function, exc_info=True)
 
-    with (
-        mock.patch.object(modules, "_load_module_from_path", each_its_own(modules._load_module_from_path)),
-        ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "triton") as threads,
-    ):
+    load = getattr(modules, LOADER, None)
+    patch = contextlib.nullcontext() if load is None else mock.patch.object(modules, LOADER, each_its_own(load))
+    most = MOST_THREADS if load is not None else 1  # another Triton, whose launchers may get mixed up
+    with patch, ThreadPoolExecutor(min(most, os.cpu_count() or 1), "triton") as threads:
         list(threads.map(build, found))
     return len(found)
 

@@ -14,7 +14,7 @@ KINDS: Final = (64, 128, 256, 1024)
 """Of chunks; with others kernels are launched as with one of these, or with most of all tokens."""
 
 WIDTHS: Final = (2, 4, 8, 16)
-"""Tokens of a row with drafts: those of `engine.speculation.controller.LENGTHS`, and the one before them."""
+"""Tokens of a row with drafts: those of `engine.speculation.chains.LENGTHS`, and the one before them."""
 MOST_CHECKED: Final = 512
 """Tokens of a captured step of rows with drafts. Their logits take most of its memory: 300 MiB at a vocabulary of
 152,000.
@@ -57,6 +57,14 @@ def prompt_sizes(most: int) -> list[int]:
     sizes = [*range(64, 257, 32), *range(320, 769, 64), 864, 928, *range(1024, 1153, 64)]
     sizes += [*range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
     return [size for size in sizes if size <= most] or [most]
+
+
+def most_graphs(most: int, tokens: int) -> int:
+    """How many steps are captured at most of so many rows and tokens of chunks, each prompt size for either way to read
+    its keys, with those of drafts that are captured ahead; others of those come as they are needed.
+    """
+    beside = sum(len(sizes_beside(most, prompt)) for prompt in prompt_sizes(tokens))
+    return 2 * beside + len(decode_sizes(most)) + len(checked_ahead(most))
 
 
 def coarse(sizes: Sequence[int]) -> list[int]:

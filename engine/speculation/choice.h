@@ -1,5 +1,5 @@
-// How many of the guesses that were found a step checks: the arithmetic of `best` in chains.py, with
-// straight lines between the numbers of guesses whose price is known.
+// How many of the guesses that were found a step checks: the arithmetic of `best` in chains.py, with straight lines
+// between the numbers of guesses whose price is known.
 
 namespace {
 

@@ -2,11 +2,12 @@
 
     rate(k) = (rows + guesses of length k expected to be right) / (time of a step with so many tokens + of looking)
 
-Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` to go on. What really came of it is watched
-besides: promises that were not kept lower the trust in later ones, so that more must be promised; trust comes back
-slowly while nothing is drafted. And an account is kept (`engine.speculation.account`), from which looking for guesses
-is paid too, and what a device that runs ahead of its results stands idle for that: nothing is checked, and nobody
-looks, where it would not bear that `DOUBT` times as many guesses are wrong as are expected to be.
+Drafting must promise to beat plain steps by `MARGIN` to begin and by `STAY` (see `prices`) to go on. What
+really came of it is watched besides: promises that were not kept lower the trust in later ones, so that more must be
+promised; trust comes back slowly while nothing is drafted. And an account is kept (`engine.speculation.account`), from
+which looking for guesses is paid too, and what a device that runs ahead of its results stands idle for that: nothing is
+checked, and nobody looks, where it would not bear that `chains.DOUBT` times as many guesses are wrong as are expected
+to be.
 
 All times are measured here, those of steps without the looking before them: a plain step needs none.
 """

@@ -56,9 +56,9 @@ EXPORT Sequence* beholder_guesses_begin(const Guesses* guesses, const int64_t* p
 
 EXPORT void beholder_guesses_end(Sequence* sequence) { delete sequence; }
 
-// Takes what sequences have said, and asks what follows, but for those that are null; without `found` they have ended. `needs` are pairs: so many
-// guesses, rising, of which so many must be right. The return value is by how much more are expected to be right, at best,
-// where those of all sequences are checked up to one length; see `best` of chains.py.
+// Takes what sequences have said, and asks what follows, but for those that are null; without `found` they have ended.
+// `needs` are pairs: so many guesses, rising, of which so many must be right. The return value is by how much more are
+// expected to be right, at best, where those of all sequences are checked up to one length; see `best` of chains.py.
 EXPORT double beholder_guesses_look(Guesses* guesses, Asked* const* all, int32_t count, Found* found,
                                     const double* needs) {
     for (int i = 0; i < count; i++)

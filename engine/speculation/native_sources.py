@@ -196,7 +196,7 @@ class NativeSources:
         max_drafts: Most in a row.
         memories: How many trials of a sequence and of a source count (see `Acceptance`).
         beliefs: `PRIOR_WEIGHT`, `RESCUE` and `SURE` of the speculator.
-        echo: What sessions have said, where the echo guesses.
+        echo_memory: What sessions have said, where the echo guesses.
     """
 
     def __init__(

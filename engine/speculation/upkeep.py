@@ -54,6 +54,7 @@ class Upkeep:
         if started_s is not None:
             taken_s = self._clock() - started_s
             if usual_s:
+                usual_s = min(usual_s, HICCUP * taken_s)  # the first may have been one
                 usual_s += LEARNING * (min(taken_s, HICCUP * usual_s) - usual_s)
             else:
                 usual_s = taken_s

@@ -101,9 +101,10 @@ def layer_norm(
     into: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Norm of x (…, width), or of x + into, which `into` then is. With `out`, two dense tensors of x's shape, the first
-    becomes the sum instead, the second its norm.
+    """Norm of x (…, width), or of x + into, which `into` then is. With `into` and `out`, two dense tensors of x's
+    shape, the first of those becomes the sum instead, the second its norm.
     """
+    assert out is None or into is not None
     x = x.contiguous()
     width = x.shape[-1]
     total, normed = (into, torch.empty_like(x)) if out is None else out
@@ -145,9 +146,10 @@ def rms_norm(
     into: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Norm of x (…, width), or of x + into, which `into` then is. With `out`, two dense tensors of x's shape, the first
-    becomes the sum instead, the second its norm.
+    """Norm of x (…, width), or of x + into, which `into` then is. With `into` and `out`, two dense tensors of x's
+    shape, the first of those becomes the sum instead, the second its norm.
     """
+    assert out is None or into is not None
     x = x.contiguous()
     width = x.shape[-1]
     total, normed = (into, torch.empty_like(x)) if out is None else out

@@ -71,3 +71,28 @@ def test_a_steps_bound_is_near_what_was_measured() -> None:
     }
     bound = 4160 * step_token_bytes(qwen3_config(Fields(fields, "")), 3, torch.bfloat16)
     assert 418 << 20 < bound < 3 * (418 << 20)
+
+
+@pytest.mark.parametrize("most", [1, 16, 64, 256, 512])
+def test_what_is_kept_for_graphs_is_enough_for_all_that_are_captured(most: int) -> None:
+    """Where small prompts are captured for either way to read their keys."""
+    from tests.engine.plain_kernels import import_kernels
+
+    import_kernels()
+    from engine.gpu.step_graphs import StepGraphs
+    from engine.gpu.step_sizes import checked_ahead, decode_sizes, most_graphs, prompt_sizes, sizes_beside
+
+    graphs: Any = StepGraphs.__new__(StepGraphs)
+    graphs._decode_sizes, graphs._prompt_sizes = decode_sizes(most), prompt_sizes(4096)
+    graphs._sizes_beside = {prompt: sizes_beside(most, prompt) for prompt in graphs._prompt_sizes}
+    graphs._attention = Twice()
+    captured = len(graphs.sizes()) + len(checked_ahead(most))
+    assert captured <= most_graphs(most, engine.gpu.memory.MOST_STEP_TOKENS) <= 1.1 * captured
+
+
+class Twice:
+    """Whose small prompts have two readers, whatever they are."""
+
+    def reader(self, tokens: int, *, splits: bool) -> str:
+        """See `FlashInferAttention`."""
+        return "split" if splits else "hopper"
