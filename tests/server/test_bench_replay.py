@@ -28,7 +28,7 @@ def test_tokens_a_step_follow_from_the_script(tiny_model: Path, capsys: pytest.C
 
 
 @no_device
-def test_a_gpu_checks_chains_of_every_length(
+def test_a_gpu_checks_chains_and_trees_of_every_length(
     tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate(monkeypatch)
@@ -41,8 +41,9 @@ def test_a_gpu_checks_chains_of_every_length(
     arguments = f"--model {tiny_model} --streams 3 --accuracy 0.8 --length 1,7 --tokens 60 --rounds 1 --json"
     assert main(arguments.split()) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["drafts"], row["length"]) for row in rows] == [("chain", 1), ("chain", 7), ("auto", 7)]
-    short, long, _ = rows
+    shapes = [("chain", 1), ("chain", 7), ("tree", 1), ("tree", 7), ("auto", 7)]
+    assert [(row["drafts"], row["length"]) for row in rows] == shapes
+    short, long, *_ = rows
     assert short["drafted/step"] == pytest.approx(1.0, abs=0.2)
     assert 1.5 < short["tokens/step"] < 2.0 < long["tokens/step"] < 6.0
     assert captured[:4] == [(3, width) for width in (2, 4, 8, 16)]
