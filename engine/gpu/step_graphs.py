@@ -291,9 +291,8 @@ class StepGraphs:
     @torch.inference_mode()
     def run(self, rows: StepRows) -> StepResult:
         """Launches a step that `fits`."""
-        lengths = _chunk_lengths(rows.chunks)
         tokens = rows.num_prompt_tokens
-        splits = tokens > 0 and self._attention.splits(lengths, tokens)
+        splits = tokens > 0 and self._attention.splits(_chunk_lengths(rows.chunks), tokens)
         size = self._choose(Size(len(rows.decodes), tokens, splits))
         decode, prompt, _ = size
         captured = self._captured[size]

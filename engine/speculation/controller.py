@@ -126,6 +126,10 @@ class Controller:
         self._pay_in(prices.plain_s)
         if self.models is not None and self.models.is_drafting and self.times.plain_age(rows) >= MODEL_REFRESH:
             return False  # nobody need look before a plain step that is taken for its time
+        return self._is_borne(prices, is_expected=is_expected)
+
+    def _is_borne(self, prices: Prices, *, is_expected: bool) -> bool:
+        """Whether the account bears a look and what it finds; if not, nobody need ask before it does."""
         cost_s = self._looking_s + prices.draft_s  # what cannot be checked is looked for in vain
         missing = self._account.steps_until(cost_s, prices.plain_s)
         if missing and not is_expected:
@@ -159,18 +163,15 @@ class Controller:
         prices = self._prices(rows)
         if prices is None:
             return NOTHING
-        plain_s, account = prices.plain_s, self._account
+        plain_s = prices.plain_s
         self._pay_in(plain_s)
         watch = self._watch(rows)
-        needs, least = (prices.to_stay, STAY) if watch.is_drafting else (prices.to_begin, MARGIN)
+        needs = prices.to_stay if watch.is_drafting else prices.to_begin
         offer = Offer(needs, prices.steps, plain_s, self._looking_s, 0.0, math.inf)
-        if is_expected or self._saved >= 0.0:
-            missing = account.steps_until(self._looking_s + prices.draft_s, plain_s)
-            if missing and not is_expected:
-                self._saved = min(self._saved, -missing)
-            if not missing and self.times.plain_age(rows) < _refresh(watch.promise):
-                offer.rate = rows * least / (plain_s * watch.trust)
-                offer.credit_s = account.stake_s(plain_s)
+        is_borne = (is_expected or self._saved >= 0.0) and self._is_borne(prices, is_expected=is_expected)
+        if is_borne and self.times.plain_age(rows) < _refresh(watch.promise):
+            offer.rate = _least_rate(rows, plain_s, watch)
+            offer.credit_s = self._account.stake_s(plain_s)
         return offer
 
     def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:

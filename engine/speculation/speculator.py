@@ -292,11 +292,13 @@ class Speculator(Choosing):
             return False
         return self.controller.may_ask_model(rows, self.beliefs.general(model.kind))
 
-    def _stake(self, rows: int) -> None:
-        """Risk something on an answer that repeats an earlier one."""
-        if self._may_stake and self._native is not None and self._native.is_sure(rows):
+    def _stake(self, rows: int) -> bool:
+        """Risk something on an answer that repeats an earlier one. Whether there is one."""
+        is_sure = self._may_stake and self._native is not None and self._native.is_sure(rows)
+        if is_sure:
             self._may_stake = False
             self.controller.stake(rows)
+        return is_sure
 
     def _may_follow(self) -> bool:
         """Whether to have anything to do with an answer that begins."""
@@ -386,9 +388,7 @@ class Speculator(Choosing):
         is_asked = total >= 0
         if is_asked:
             self._is_expected = False
-            if self._may_stake and native.is_sure(rows):
-                self._may_stake = False
-                controller.stake(rows)
+            if self._stake(rows):
                 offer = controller.offer(rows, 0, is_expected=True) or offer
                 total, rate = native.decide_again(rows, offer, room)
             while total and native.cut(sequences):

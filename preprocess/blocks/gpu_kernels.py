@@ -76,6 +76,17 @@ def _added(x, into, total, inside, ADD: tl.constexpr):
     return value
 
 
+def _norm_operands(
+    x: torch.Tensor, into: torch.Tensor | None, out: tuple[torch.Tensor, torch.Tensor] | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a norm: x, dense; what is added to it, their sum, and its norm. x stands for what there is none of."""
+    assert out is None or into is not None
+    x = x.contiguous()
+    added = x if into is None else into
+    total, normed = (added, torch.empty_like(x)) if out is None else out
+    return x, added, total, normed
+
+
 @triton.jit
 def _layer_norm(x, into, total, weight, bias, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     """One program a row. total = x + into where ADD, and what is normalised is `total`."""
@@ -104,15 +115,13 @@ def layer_norm(
     """Norm of x (…, width), or of x + into, which `into` then is. With `into` and `out`, two dense tensors of x's
     shape, the first of those becomes the sum instead, the second its norm.
     """
-    assert out is None or into is not None
-    x = x.contiguous()
+    x, added, total, normed = _norm_operands(x, into, out)
     width = x.shape[-1]
-    total, normed = (into, torch.empty_like(x)) if out is None else out
     block = power_of_two(width)
     _layer_norm[(x.numel() // width,)](
         x,
-        x if into is None else into,
-        x if total is None else total,
+        added,
+        total,
         weight,
         bias,
         normed,
@@ -149,15 +158,13 @@ def rms_norm(
     """Norm of x (…, width), or of x + into, which `into` then is. With `into` and `out`, two dense tensors of x's
     shape, the first of those becomes the sum instead, the second its norm.
     """
-    assert out is None or into is not None
-    x = x.contiguous()
+    x, added, total, normed = _norm_operands(x, into, out)
     width = x.shape[-1]
-    total, normed = (into, torch.empty_like(x)) if out is None else out
     block = power_of_two(width)
     _rms_norm[(x.numel() // width,)](
         x,
-        x if into is None else into,
-        x if total is None else total,
+        added,
+        total,
         weight,
         normed,
         width,
