@@ -151,7 +151,6 @@ class Runner(Protocol):
         max_drafts: Most guesses in a row that decodes; 0: rows with `drafted` are not understood, and never sent.
         max_first_drafts: Most behind the last tokens of a prompt, where a step may have both.
         drafter: A model that guesses, loaded beside this one; its entries share the slots.
-        takes_trees: Whether guesses may be trees; if not, rows with `parents` are never sent.
         drafts_beside_prompts: Whether a step may have both and be one pass over the weights; if not, nothing is guessed
             while prompts are being computed.
         picture_side: Of a picture that the encoder takes whatever its model, in pixels.
@@ -166,7 +165,6 @@ class Runner(Protocol):
     max_drafts: int
     max_first_drafts: int
     drafter: Drafter | None
-    takes_trees: bool
     drafts_beside_prompts: bool
     picture_side: int
 

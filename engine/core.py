@@ -96,7 +96,6 @@ class Engine:
             runner.max_drafts,
             runner.vocab_size,
             model,
-            takes_trees=runner.takes_trees,
             max_first_drafts=runner.max_first_drafts,
             waits=self._overlapped is not None,
             clock=clock,

@@ -95,7 +95,6 @@ class TorchRunner:
         self.max_first_drafts = MAX_FIRST_DRAFTS
         self.drafter: Drafter | None = None
         self._told: Told | None = None
-        self.takes_trees = True
         self.drafts_beside_prompts = True
         self.vocab_size = config.vocab_size
         self.dtype = dtype

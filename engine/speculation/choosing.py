@@ -38,7 +38,7 @@ class Choosing:
     """See above.
 
     Args:
-        mode, max_drafts, vocab_size, model, takes_trees, waits: See `Speculator`.
+        mode, max_drafts, vocab_size, model, waits: See `Speculator`.
 
     Attributes:
         model: Who guesses beside the sources; None: nobody.
@@ -53,7 +53,6 @@ class Choosing:
         vocab_size: int,
         model: ModelDrafting | None,
         *,
-        takes_trees: bool,
         waits: bool,
     ) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
@@ -66,7 +65,6 @@ class Choosing:
         self.controller: Lengths = Controller(*costs, waits=waits)
         self.beliefs = Beliefs()
         self._vocab_size = vocab_size
-        self._takes_trees = takes_trees
 
     @property
     def sources(self) -> list[Source]:
@@ -94,7 +92,7 @@ class Choosing:
                 if not is_any:
                     return None
                 lengths = self._native.lengths(rows)
-                if self._takes_trees and self.controller.may_branch(rows):
+                if self.controller.may_branch(rows):
                     lengths = self._branch(sequences, self._native.candidates(rows), lengths, room)
                 return [
                     self._drafts(index, sequence, length)
@@ -109,7 +107,7 @@ class Choosing:
             return None
         if any(by_model):
             lengths = [0 if own else length for length, own in zip(lengths, by_model, strict=True)]
-        elif self._takes_trees and self.controller.may_branch(rows):
+        elif self.controller.may_branch(rows):
             lengths = self._branch(sequences, candidates, lengths, room)
         return [
             Drafts((UNKNOWN,) * own) if own else self._drafts(index, sequence, length)

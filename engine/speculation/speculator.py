@@ -49,7 +49,6 @@ class Speculator(Choosing):
         vocab_size: Guesses are below it.
         model: A draft model or head, if there is one.
         max_first_drafts: Most that it checks behind the last tokens of a prompt.
-        takes_trees: Whether the runner checks trees of guesses; if not, all drafts are chains.
         waits: Whether the engine runs ahead of its results but where there are drafts.
         clock: Seconds, monotonic; the one that steps are timed by.
     """
@@ -62,11 +61,10 @@ class Speculator(Choosing):
         model: ModelDrafting | None = None,
         *,
         max_first_drafts: int = 0,
-        takes_trees: bool = True,
         waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(mode, max_drafts, vocab_size, model, takes_trees=takes_trees, waits=waits)
+        super().__init__(mode, max_drafts, vocab_size, model, waits=waits)
         self._max_first_drafts = min(max_first_drafts, MOST)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
@@ -396,7 +394,7 @@ class Speculator(Choosing):
         drafts = None
         if total > 0:
             lengths = native.lengths(rows)
-            if self._takes_trees and controller.may_branch(rows):
+            if controller.may_branch(rows):
                 native.allow(sequences)
                 lengths = self._branch(sequences, native.candidates(rows), lengths, room)
             drafts = [self._drafts(index, sequence, lengths[index]) for index, sequence in enumerate(sequences)]

@@ -120,15 +120,14 @@ class ReplayBench(Bench):
     """One loaded model that answers with a text it is given.
 
     Attributes:
-        shapes: What there is to measure: trees where the device checks them, guesses of a model where there is one.
+        shapes: What there is to measure: guesses of a model where there is one.
     """
 
     def __init__(self, options: Mapping[str, object], script: Script) -> None:
         super().__init__({"speculation": "auto", **options})
         self._is_noisy = self._runner.slot_table.device.type == "cpu"
-        missing = [] if self._runner.takes_trees else ["tree"]
-        missing += [] if self._runner.drafter is not None else OF_MODELS
-        self.shapes = [shape for shape in SHAPES if shape not in missing]
+        has_model = self._runner.drafter is not None
+        self.shapes = [shape for shape in SHAPES if has_model or shape not in OF_MODELS]
         self._guesses = script
         self._taught: dict[tuple[str, float], tuple[Lengths, Beliefs]] = {}
 

@@ -60,7 +60,6 @@ class FakeRunner:
     max_drafts = 15
     max_first_drafts = 63
     drafter: Drafter | None = None
-    takes_trees = True
     drafts_beside_prompts = True
     picture_side = 1
 

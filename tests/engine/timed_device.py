@@ -137,7 +137,6 @@ class TimedRunner:
     embedding_bytes = 4
     max_first_drafts = 0
     drafter: Drafter | None = None
-    takes_trees = False
     drafts_beside_prompts = False
     picture_side = 256
     max_positions = 4096

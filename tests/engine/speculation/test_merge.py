@@ -84,8 +84,8 @@ class Says:
         """See `Source.ended`."""
 
 
-def speculator_of(*sources: Source, length: int = 15, trees: bool = True) -> Speculator:
-    made = Speculator("auto", 15, 1000, takes_trees=trees)
+def speculator_of(*sources: Source, length: int = 15) -> Speculator:
+    made = Speculator("auto", 15, 1000)
     made.sources = list(sources)
     made.controller = Always(length)
     return made
@@ -110,11 +110,6 @@ def test_sources_that_differ_share_a_row_and_each_is_paid_for_its_own() -> None:
     assert drafts == Drafts((10, 11, 12, 13, 20, 21), (0, 1, 2, 3, 1, 5))
     assert {name: count for name, count in speculator.drafted.items() if count} == {"echo": 4, "habit": 2}
     assert {name: count for name, count in speculator.accepted.items() if count} == {"echo": 1, "habit": 2}
-
-
-def test_a_runner_that_takes_no_trees_is_sent_chains() -> None:
-    drafts = verify(speculator_of(ECHO, HABIT, trees=False), sequence([5]), [10, 20])
-    assert drafts == Drafts((10, 11, 12, 13), None)
 
 
 def test_sources_that_agree_make_a_chain() -> None:

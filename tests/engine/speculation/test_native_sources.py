@@ -208,12 +208,15 @@ def test_what_a_grammar_does_not_allow_is_cut_and_another_guess_may_be_the_best(
         def count_allowed(self, token_ids: Ordered[int]) -> int:
             return next((index for index, token_id in enumerate(token_ids) if token_id == 8), len(token_ids))
 
+    class Chains(Always):
+        def may_branch(self, rows: int) -> bool:
+            return False
+
     speculator = Speculator("auto", 15, 100)
-    speculator.controller = Always(15)
+    speculator.controller = Chains(15)
     asked = sequence([5], prompt=[4, 5, 6, 7, 8, 4])
     for forced, expected in (([], (6, 7)), ([3, 4], (3, 4))):
         asked.grammar = Strict(forced)  # type: ignore[assignment]
-        speculator._takes_trees = False
         assert speculator.propose([replace(asked, output_ids=[5], drafting=None)], 100)[0].token_ids == expected
     asked.grammar = Strict([])  # type: ignore[assignment]
     assert speculator.propose([replace(asked, output_ids=[6, 7], drafting=None)], 100)[0].token_ids == ()

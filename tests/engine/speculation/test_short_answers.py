@@ -16,6 +16,7 @@ from engine.scheduler import Chunk, Plan
 from engine.sequence import Sequence
 from engine.speculation.native_sources import library
 from engine.speculation.speculator import Speculator
+from engine.speculation.tree import Drafts, path
 from engine.step_budget import Room
 from engine.step_costs import Load
 from tests.engine.speculation.test_controller import native
@@ -64,7 +65,7 @@ class Chat:
         self.rows, self.answer, self.session = rows, answer, session
         self.random = random.Random(seed)
         self.now_s = 0.0
-        self.speculator = Speculator("auto", 15, 1000, max_first_drafts=40, takes_trees=False, clock=lambda: self.now_s)
+        self.speculator = Speculator("auto", 15, 1000, max_first_drafts=40, clock=lambda: self.now_s)
         for name, work_s in WORK.items():
             self._takes(self.speculator._native, name, dear * work_s)
         self._takes(self.speculator.controller, "stepped", dear * LEARNING_S)
@@ -98,7 +99,7 @@ class Chat:
         chunk = Chunk(asked, 0, PROMPT + len(drafts), True, drafts)
         prompt_s = PROMPT * TOKEN_S * self._noise()
         self.now_s += prompt_s + 0.075e-3 * len(drafts)
-        saved_s = (self._say(asked, drafts, said) - 1) * native(self.rows, self.rows) / self.rows
+        saved_s = (self._say(asked, Drafts(drafts), said) - 1) * native(self.rows, self.rows) / self.rows
         load = Load(0, 0)
         load.prompt_tokens = chunk.count
         self.speculator.stepped(Plan(0, Room(None, load), [chunk]), self.now_s - started_s)
@@ -111,7 +112,7 @@ class Chat:
         rows, started_s = len(decoding), self.now_s
         drafts = self.speculator.propose(decoding, 100)
         chunks = [
-            Chunk(asked, asked.num_tokens - 1, 1 + len(own.token_ids), True, own.token_ids)
+            Chunk(asked, asked.num_tokens - 1, 1 + len(own.token_ids), True, *own)
             for asked, own in zip(decoding, drafts, strict=True)
         ]
         tokens = sum(chunk.count for chunk in chunks)
@@ -119,20 +120,18 @@ class Chat:
         self.now_s += native(rows, tokens) * noise
         gained = 0
         for asked, own in zip(decoding, drafts, strict=True):
-            gained += self._say(asked, own.token_ids, self.said[int(asked.prompt_ids[0])]) - 1
+            gained += self._say(asked, own, self.said[int(asked.prompt_ids[0])]) - 1
         self.speculator.stepped(Plan(0, Room(None, Load(rows, tokens)), chunks), self.now_s - started_s)
         return (rows + gained) / rows * native(rows, rows) * 1.02
 
-    def _say(self, asked: Sequence, drafts: tuple[int, ...], said: list[int]) -> int:
+    def _say(self, asked: Sequence, drafts: Drafts, said: list[int]) -> int:
         """The next of what it says, and as much more as was guessed rightly; how many that are."""
         first = len(asked.output_ids)
-        count = 1
-        while count <= len(drafts) and drafts[count - 1] == said[first + count - 1] and first + count < LENGTH:
-            count += 1
+        count = 1 + len(path(*drafts, said[first : LENGTH - 1]))
         tokens = said[first : first + count]
         asked.output_ids.extend(tokens)
         if asked.drafting is not None:
-            self.speculator.verified(asked, drafts, [SampledToken(token) for token in tokens], count)
+            self.speculator.verified(asked, drafts.token_ids, [SampledToken(token) for token in tokens], count)
         if len(asked.output_ids) == LENGTH:
             self.speculator.ended(asked)
         return count
