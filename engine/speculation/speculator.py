@@ -103,10 +103,8 @@ class Speculator(Choosing):
     def is_due(self, running: Ordered[Sequence]) -> bool:
         """Whether an engine that runs ahead of its results should wait for them before the next step, so that guesses
         can be made: what would be guessed of the text that is known promises enough. Whoever decodes has a token in
-        flight.
+        flight. To be asked only where `may_be_due` says so.
         """
-        if not self.may_be_due(running):
-            return False
         started_s = self._clock()
         decoding = [sequence for sequence in running if sequence.num_pending and not sequence.is_ending]
         self._begin_all(decoding)
