@@ -95,7 +95,7 @@ class Speculator(Choosing):
 
     def may_be_due(self, running: Ordered[Sequence]) -> bool:
         """Whether to ask `is_due`: a question that takes next to no time, whatever runs."""
-        self._is_due = self._is_waiting = False
+        self._is_waiting = False
         if not self.is_on or self._num_ahead < 0:  # that text was looked at when the step in flight was made
             return False
         return self.model is not None or running[-1].drafting is None or self._may_look
@@ -129,6 +129,12 @@ class Speculator(Choosing):
         self._is_idle, self._is_waiting = self._is_waiting and drafts is None, drafts is not None
         self._num_ahead = -1  # the step that begins now does not run ahead
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
+
+    def nobody_decodes(self) -> None:
+        """In the step that begins now. If results were waited for, they ended whoever did, and nothing was found."""
+        if self._is_due:
+            self._is_due = self._is_waiting = False
+            self._ahead.waited(found=False)
 
     def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
         """Guesses of an answer's first tokens, `room` at most, that are worth checking beside the last `prompt` tokens

@@ -242,7 +242,9 @@ class Server:
         time = Time()
         return cls(TimedRunner(shape, time, noise=noise), time, options)
 
-    def send(self, name: str, max_tokens: int, *, text: int = 0, delay_s: float = 0.0) -> None:
+    def send(
+        self, name: str, max_tokens: int, *, text: int = 0, delay_s: float = 0.0, stop_id: int | None = None
+    ) -> None:
         """A client sends a picture, or so much text, some time from now."""
         number = next(self._numbers)
         length = text or PROMPT_TOKENS
@@ -251,7 +253,8 @@ class Server:
         media = []
         if not text:
             media = [MediaItem(number.to_bytes(32, "little"), Pixels(SHAPE), [(6, VISION_TOKENS)])]
-        request = EngineRequest(name, ids.tobytes(), media, SamplingParams(max_tokens=max_tokens), TextOptions(), 0.0)
+        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=[] if stop_id is None else [stop_id])
+        request = EngineRequest(name, ids.tobytes(), media, sampling, TextOptions(), 0.0)
         sent_s = self.time.now_s + delay_s
         self.seen[name] = Seen(sent_s)
         self._lengths[name] = max_tokens

@@ -29,6 +29,8 @@ DRAFT_S: Final = 0.017 * MS
 """With 7 for each of 64 rows a step takes five times as long."""
 TOKENS: Final = 600
 FEW_TOKENS: Final = 96
+END: Final = 7
+"""A stop id."""
 
 
 class Script(Replay):
@@ -191,6 +193,45 @@ def test_guesses_that_become_right_are_noticed_at_once() -> None:
     assert machine.decode_s(4, 1.0) < 0.9 * plain_s
     assert machine.decode_s(4, 1.0) < 0.4 * plain_s
     assert machine.waits > 0
+
+
+class Ends(TimedRunner):
+    """Ends all answers at once, now and then."""
+
+    def says(self, count: int) -> list[SampledToken]:
+        """See `TimedRunner.says`."""
+        return [SampledToken(END if self._random.random() < 0.2 else TOLD)] * count
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_whatever_comes_of_a_wait_it_counts_once(rows: int) -> None:
+    """Even where the results end whoever decodes, so that nobody looks for guesses any longer."""
+    time, counts = Time(), {"waits": 0, "found": 0, "in vain": 0}
+    server = Server(Ends(SHORT, time, max_drafts=15), time, {"speculation": "auto"})  # type: ignore[dict-item]
+    names = [f"s{index}" for index in range(60)]
+    speculator = server.engine.speculator
+    speculator.sources, speculator.controller = [Script(time, names, 0.9, TOKENS, 1)], Always(3)
+    is_due, waited = speculator.is_due, speculator._ahead.waited
+
+    def counted(running: list[Sequence]) -> bool:
+        assert counts["found"] + counts["in vain"] == counts["waits"], "what came of the last one is known by now"
+        due = is_due(running)
+        counts["waits"] += due
+        return due
+
+    def learnt(*, found: bool) -> None:
+        counts["found" if found else "in vain"] += 1
+        waited(found=found)
+
+    speculator.is_due = counted  # type: ignore[method-assign, assignment]
+    speculator._ahead.waited = learnt  # type: ignore[method-assign]
+    for name in names:
+        server.send(name, TOKENS, text=60, stop_id=END)
+        if len(server.seen) % rows == 0:
+            server.run_until()
+    assert counts["found"] + counts["in vain"] == counts["waits"]
+    assert counts["found"] > 0
+    assert counts["in vain"] > 0
 
 
 # ---- when to look, when to wait -------------------------------------------------------------------------------------
