@@ -115,6 +115,10 @@ class Controller:
         self._priced: dict[int, Prices] = {}
         self._watches: dict[int, _Watch] = {}
 
+    def knows(self, rows: int) -> bool:
+        """See `Lengths.knows`."""
+        return self._prices(rows) is not None
+
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""
         self.passed(1)

@@ -76,6 +76,10 @@ class Lengths(Protocol):
 
     is_thrifty: bool
 
+    def knows(self, rows: int) -> bool:
+        """Whether it is known what steps of so many rows take: nothing is checked before."""
+        ...
+
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """Whether to look for guesses, or to see whether those that were found pay, before the next step of so many
         rows. `is_expected`: an answer has just begun that may repeat an earlier one.
@@ -243,6 +247,10 @@ class Always:
 
     def __init__(self, length: int) -> None:
         self._length = length
+
+    def knows(self, rows: int) -> bool:
+        """It need not be."""
+        return True
 
     def may_draft(self, rows: int, *, is_expected: bool) -> bool:
         """See `Lengths.may_draft`."""

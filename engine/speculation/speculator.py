@@ -74,8 +74,9 @@ class Speculator(Choosing):
         self._ahead = Ahead()
         self._reports = StepReports()
         self._outcome = Outcome()
-        self._is_expected = False  # an answer has begun of whose like something is remembered
-        self._may_stake = False  # and nothing was staked on it yet
+        # An answer has begun of whose like something is remembered, and nothing was staked on it yet. Neither is used
+        # up while it is not known what steps take.
+        self._is_expected = self._may_stake = False
         self._num_unasked = 0  # steps since the controller was asked
         self._num_choices = 0
         self._choice_s = 0.0  # what the last one took that was timed
@@ -114,7 +115,7 @@ class Speculator(Choosing):
             self._ahead.looked(self._clock() - started_s)
             is_promising = self._ahead.is_worth(promise, self.controller.waiting(len(decoding)))
         self._is_due = self._is_waiting = is_promising or self._is_model_due(len(decoding))
-        self._is_expected = self._is_expected and self._is_due
+        self._is_expected = self._is_expected and (self._is_due or not self.controller.knows(len(decoding)))
         return self._is_due
 
     def propose(self, sequences: Ordered[Sequence], room: int) -> list[Drafts]:
@@ -296,11 +297,12 @@ class Speculator(Choosing):
 
     def _stake(self, rows: int) -> bool:
         """Risk something on an answer that repeats an earlier one. Whether there is one."""
-        is_sure = self._may_stake and self._native is not None and self._native.is_sure(rows)
-        if is_sure:
-            self._may_stake = False
-            self.controller.stake(rows)
-        return is_sure
+        native, controller = self._native, self.controller
+        if not self._may_stake or native is None or not native.is_sure(rows) or not controller.knows(rows):
+            return False
+        self._may_stake = False
+        controller.stake(rows)
+        return True
 
     def _may_follow(self) -> bool:
         """Whether to have anything to do with an answer that begins."""
@@ -360,7 +362,8 @@ class Speculator(Choosing):
                 return None
             controller.passed(self._num_unasked - 1)
             self._num_unasked = 0
-        is_expected, self._is_expected = self._is_expected, False
+        is_expected = self._is_expected
+        self._is_expected = is_expected and not controller.knows(rows)
         self._stake(rows)
         if not controller.may_draft(rows, is_expected=is_expected):
             return None
@@ -389,7 +392,7 @@ class Speculator(Choosing):
         total, rate = native.decide(sequences, offer, room)
         is_asked = total >= 0
         if is_asked:
-            self._is_expected = False
+            self._is_expected = self._is_expected and not controller.knows(rows)
             if self._stake(rows):
                 offer = controller.offer(rows, 0, is_expected=True) or offer
                 total, rate = native.decide_again(rows, offer, room)

@@ -375,6 +375,33 @@ def test_looks_that_bear_no_fruit_become_rare_until_a_session_answers_again() ->
     assert looked(sequence([1], session="a", prompt=(1, 2, 4)), 8) <= 4  # another question
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_may_be_risked_on_an_answer_that_repeats_is_not_used_up_before_it_is_known_what_steps_take(
+    *, waits: bool
+) -> None:
+    speculator = Speculator("auto", 15, 1000, waits=waits, clock=lambda: 0.0)
+    controller, answer = speculator.controller, range(100, 120)
+
+    def goes_on(asked: Sequence, stop: int) -> int:
+        """Guesses that are checked before it has said so much."""
+        checked = 0
+        for token_id in answer[len(asked.output_ids) : stop]:
+            (drafts,) = speculator.propose([asked], 100)
+            checked += len(drafts.token_ids)
+            speculator.verified(asked, (), [SampledToken(token_id)], 1)
+            asked.output_ids.append(token_id)
+        return checked
+
+    first, second = (sequence([answer[0]], session="a") for _ in range(2))
+    assert goes_on(first, len(answer)) == 0
+    speculator.ended(first)
+    assert goes_on(second, 4) == 0
+    for _ in range(4):
+        controller.stepped(1, 1, 0, 1e-3)
+    controller.spent(1, 1.0)  # nothing is borne
+    assert goes_on(second, 6) > 0
+
+
 def test_an_engine_that_waited_for_results_is_never_refused_a_look() -> None:
     """However rarely one has borne fruit: the wait is what was dear."""
     speculator = Speculator("ngram", 15, 100, waits=True, clock=lambda: 0.0)
