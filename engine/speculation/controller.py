@@ -14,7 +14,6 @@ All times are measured here, those of steps without the looking before them: a p
 
 from __future__ import annotations
 
-import math
 import sys
 from array import array
 from collections.abc import Sequence as Ordered
@@ -72,7 +71,7 @@ AT_ONCE: Final = 1.25
 """What a token is worth that comes with the first of its answer, in the time that it would take at best later: no step
 of others keeps it waiting.
 """
-NOTHING: Final = Offer(NO_NEEDS, NO_NEEDS, 0.0, 0.0, 0.0, math.inf)
+NOTHING: Final = Offer(NO_NEEDS, NO_NEEDS, 0.0, 0.0)
 """Where it is not known what steps take."""
 FREE_LOOKS: Final = 2
 """Where guesses were checked just now, so many looks in vain are free: a text seldom departs for long."""
@@ -167,15 +166,18 @@ class Controller:
         prices = self._prices(rows)
         if prices is None:
             return NOTHING
-        plain_s = prices.plain_s
-        self._pay_in(plain_s)
+        self._pay_in(prices.plain_s)
         watch = self._watch(rows)
-        needs = prices.to_stay if watch.is_drafting else prices.to_begin
-        offer = Offer(needs, prices.steps, plain_s, self._looking_s, 0.0, math.inf)
         is_borne = (is_expected or self._saved >= 0.0) and self._is_borne(prices, is_expected=is_expected)
-        if is_borne and self.times.plain_age(rows) < _refresh(watch.promise):
-            offer.rate = _least_rate(rows, plain_s, watch)
-            offer.credit_s = self._account.stake_s(plain_s)
+        is_open = is_borne and self.times.plain_age(rows) < _refresh(watch.promise)
+        return self._offer(rows, prices, watch, is_open=is_open)
+
+    def _offer(self, rows: int, prices: Prices, watch: _Watch, *, is_open: bool = True) -> Offer:
+        needs = prices.to_stay if watch.is_drafting else prices.to_begin
+        offer = Offer(needs, prices.steps, prices.plain_s, self._looking_s)
+        if is_open:
+            offer.credit_s = self._account.stake_s(prices.plain_s)
+            offer.rate = _least_rate(rows, prices.plain_s, watch)
         return offer
 
     def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
@@ -250,7 +252,7 @@ class Controller:
         prices, watch = self._prices(rows), self._watch(rows)
         if prices is None:
             return 1.0
-        total, rate = self._best_by(chooser, rows, rows * LENGTHS[-1], prices, watch)
+        total, rate = chooser(rows, self._offer(rows, prices, watch), rows * LENGTHS[-1])
         return rate * prices.plain_s / rows * watch.trust if total else 1.0
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
@@ -275,15 +277,9 @@ class Controller:
         prices, watch = self._prices(rows), self._watch(rows)
         if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
             return False
-        total, rate = self._best_by(chooser, rows, room, prices, watch)
+        total, rate = chooser(rows, self._offer(rows, prices, watch), room)
         watch.is_drafting, watch.promise = total > 0, rate * prices.plain_s / rows
         return watch.is_drafting
-
-    def _best_by(self, chooser: Chooser, rows: int, room: int, prices: Prices, watch: _Watch) -> tuple[int, float]:
-        """As `_best`, but how many in all."""
-        plain_s = prices.plain_s
-        stake_s, least_rate = self._account.stake_s(plain_s), _least_rate(rows, plain_s, watch)
-        return chooser(rows, prices.steps, plain_s, self._looking_s, stake_s, least_rate, room)
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
         """See `Lengths.may_ask_model`."""

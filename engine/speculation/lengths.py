@@ -32,7 +32,9 @@ class Offer:
 
     Attributes:
         needs: As of `Lengths.needs`.
-        steps, plain_s, looking_s, credit_s: As for a `Chooser`.
+        steps: `NUM_NEEDS` pairs: so many guesses of all together, rising, and what a step takes that checks them.
+        plain_s, looking_s: What a plain step takes, and a look.
+        credit_s: What may be lost.
         rate: Tokens a second that must be promised; infinite where nothing may be checked.
     """
 
@@ -40,8 +42,8 @@ class Offer:
     steps: array[float]
     plain_s: float
     looking_s: float
-    credit_s: float
-    rate: float
+    credit_s: float = 0.0
+    rate: float = math.inf
 
     @property
     def is_open(self) -> bool:
@@ -52,17 +54,9 @@ class Offer:
 class Chooser(Protocol):
     """Who knows the guesses of a step's sequences."""
 
-    def __call__(
-        self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
-    ) -> tuple[int, float]:
-        """Decide how many of them to check, `limit` in all at most; says how many that are, and tokens a second then.
-        0 where that is no more than `rate`.
-
-        Args:
-            rows: How many sequences.
-            steps: `NUM_NEEDS` pairs: so many guesses of all together, rising, and what a step takes that checks them.
-            plain_s, looking_s: What a plain step takes, and a look.
-            credit_s: What may be lost.
+    def __call__(self, rows: int, offer: Offer, limit: int) -> tuple[int, float]:
+        """Decide on these terms how many guesses of so many sequences to check, `limit` in all at most; says how many
+        that are, and tokens a second then. 0 where that is no more than must be promised.
         """
         ...
 

@@ -264,8 +264,10 @@ class NativeSources:
         )
         return total, self._bet.rate
 
-    def decide_again(self, rows: int, offer: Offer, limit: int) -> tuple[int, float]:
-        """The same of what the last look has found: for other terms, or where some of it may not be said."""
+    def choose(self, rows: int, offer: Offer, limit: int) -> tuple[int, float]:
+        """See `Chooser`: of what the last look has found, as `lengths`; again for other terms, or where some of it may
+        not be said.
+        """
         self._set(offer)
         total: int = self._choose(self._at, self._found_at, rows, self._bet_at, limit, self._lengths_at)
         return total, self._bet.rate
@@ -317,12 +319,6 @@ class NativeSources:
     def is_sure(self, count: int) -> bool:
         """Whether for one of so many sequences of the last look the first guess is nearly always right."""
         return any(found.length > 0 and found.first >= NEARLY_ALWAYS for found in self._found[:count])
-
-    def choose(
-        self, rows: int, steps: array[float], plain_s: float, looking_s: float, credit_s: float, rate: float, limit: int
-    ) -> tuple[int, float]:
-        """See `Chooser`: of the last look, as `lengths`."""
-        return self.decide_again(rows, Offer(NO_NEEDS, steps, plain_s, looking_s, credit_s, rate), limit)
 
     def lengths(self, count: int) -> list[int]:
         """How many guesses of each of so many sequences were chosen."""

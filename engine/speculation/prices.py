@@ -20,8 +20,8 @@ DEAR_LOOK: Final = 0.1
 
 
 class Prices(NamedTuple):
-    """Of steps of one row count, in seconds: a plain one, what one draft adds, and by number of drafts as for a
-    `Chooser`; `Lengths.needs` to begin and to go on; whether any check could pay, were all guesses right.
+    """Of steps of one row count, in seconds: a plain one, what one draft adds, and by number of drafts as of an
+    `Offer`; `Lengths.needs` to begin and to go on; whether any check could pay, were all guesses right.
     """
 
     version: int

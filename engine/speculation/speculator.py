@@ -395,9 +395,9 @@ class Speculator(Choosing):
             self._is_expected = self._is_expected and not controller.knows(rows)
             if self._stake(rows):
                 offer = controller.offer(rows, 0, is_expected=True) or offer
-                total, rate = native.decide_again(rows, offer, room)
+                total, rate = native.choose(rows, offer, room)
             while total and native.cut(sequences):
-                total, rate = native.decide_again(rows, offer, room)
+                total, rate = native.choose(rows, offer, room)
         drafts = None
         if total > 0:
             lengths = native.lengths(rows)

@@ -24,7 +24,7 @@ from engine.speculation.chains import DOUBT, LEAST_DOUBT, LEAST_RATE, LENGTHS
 from engine.speculation.choosing import SOURCES
 from engine.speculation.controller import Controller
 from engine.speculation.drafting import Kind
-from engine.speculation.lengths import NUM_NEEDS, Always, Candidate
+from engine.speculation.lengths import NO_NEEDS, NUM_NEEDS, Always, Candidate, Offer
 from engine.speculation.native_sources import BRANCHES, KINDS, library
 from engine.speculation.prices import PRICED
 from engine.speculation.speculator import Speculator
@@ -308,7 +308,7 @@ def test_as_many_guesses_are_checked_as_save_most(
         saved = rates.first + (right - rates.first) * after_s - (steps_s[number] - 1.0)
         if risk <= credit and rate > 1.1 and rates.first >= LEAST_RATE and (not best or saved > most):
             best, best_rate, most = number, rate, saved
-    chosen, rate = native.choose(1, steps, 1.0, looking, credit, 1.1, limit)
+    chosen, rate = native.choose(1, Offer(NO_NEEDS, steps, 1.0, looking, credit, 1.1), limit)
     assert rate == pytest.approx(best_rate)
     assert chosen == best == native.lengths(1)[0]
 
