@@ -23,7 +23,7 @@ from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.native_sources import MOST, NativeSources
 from engine.speculation.step_reports import Outcome, StepReports, is_plain
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
-from engine.speculation.upkeep import TIMED, Upkeep, Work
+from engine.speculation.upkeep import Upkeep, Work
 
 if TYPE_CHECKING:
     from engine.batch import SampledToken
@@ -78,8 +78,6 @@ class Speculator(Choosing):
         # up while it is not known what steps take.
         self._is_expected = self._may_stake = False
         self._num_unasked = 0  # steps since the controller was asked
-        self._num_choices = 0
-        self._choice_s = 0.0  # what the last one took that was timed
         self._num_unlooked = 0  # and since the last look
         self._num_fruitless = 0  # looks since they bore fruit
         self.following = Following()
@@ -367,14 +365,12 @@ class Speculator(Choosing):
         self._stake(rows)
         if not controller.may_draft(rows, is_expected=is_expected):
             return None
-        self._num_choices += 1
-        is_timed = self._native is None or self._num_choices % TIMED == 1
-        started_s = self._clock() if is_timed else 0.0
+        work = Work.ASK if self._native is None else Work.LOOK
+        started_s = self._upkeep.start(work)
         drafts = self._choose(sequences, room)
-        if is_timed:
-            self._choice_s = self._clock() - started_s
-        self._outcome.looking_s += self._choice_s
-        controller.looked(rows, self._choice_s, found=drafts is not None)
+        elapsed_s = self._upkeep.stop(work, started_s)
+        self._outcome.looking_s += elapsed_s
+        controller.looked(rows, elapsed_s, found=drafts is not None)
         return drafts
 
     def _look_at_once(

@@ -23,7 +23,7 @@ class Work(enum.IntEnum):
     """Kinds of it."""
 
     LOOK = 0
-    """A look for guesses."""
+    """A look for guesses, or choosing some of those that were found."""
     LEARN = 1
     """Taking in what came of a step that has checked guesses."""
     GREET = 2
@@ -32,6 +32,8 @@ class Work(enum.IntEnum):
     """Telling the sources of its prompt."""
     END = 4
     """What is remembered of one that ends."""
+    ASK = 5
+    """A look of sources in Python, each of which takes long."""
 
 
 class Upkeep:
