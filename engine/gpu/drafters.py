@@ -14,7 +14,7 @@ import torch
 
 from engine.attention.flashinfer_modules import HEAD_DIMS
 from engine.batch import RowSampling
-from engine.gpu.forward import FusedDecoder, add_norm, gated_mlp, to_residual
+from engine.gpu.forward import FusedDecoder, add_norm, gated_mlp, heads_of, to_residual
 from engine.gpu.guess_graphs import Guesser, GuessGraphs, GuessStep
 from engine.gpu.ops import rotate_and_write
 from engine.models.decoder import Decoder
@@ -91,7 +91,7 @@ class FusedHead:
             features = model.fuse(self._features.index_select(0, step.before))  # (tokens, hidden)
         normed = rms_norm(features, model.feature_norm.weight, model.feature_norm.eps)
         embedded = rms_norm(self._embedding(step.token_ids), model.token_norm.weight, model.token_norm.eps)
-        qkv = model.qkv(torch.cat((embedded, normed), dim=1)).view(len(normed), -1, config.head_dim)
+        qkv = heads_of(torch.cat((embedded, normed), dim=1), model.qkv, config.head_dim)
         rotation, slots = model.rope.at(step.rotary), step.plan.slots
         query = rotate_and_write(qkv, rotation, slots, self._pool, num_kv_heads=config.num_kv_heads)
         x = normed if config.norm_before_residual else features  # from here on the residual stream

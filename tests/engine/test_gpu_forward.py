@@ -11,17 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_heads import tiny_head
 from tiny_models import FAMILIES
 from tiny_smolvlm import tiny_smolvlm
 
 from engine.attention.backend import Segment
-from engine.attention.torch_backend import TorchPlan
+from engine.attention.torch_backend import TorchAttention, TorchPlan
 from engine.batch import Row, RowSampling
 from engine.config import EngineConfig
 from engine.load import load_runner
 from engine.models.decoder import DeepStack
 from engine.models.experts import Experts
 from engine.runner import TorchRunner
+from engine.speculation.torch_drafters import Head
 from preprocess.wire import SamplingParams
 from tests.engine.gpu import KERNEL_DEVICE, needs_triton
 
@@ -48,17 +50,23 @@ MAKERS = {
 }
 
 
+def let_products_be(few: bool, patch: pytest.MonkeyPatch) -> None:
+    """Of few rows or of many, whatever they have."""
+    from engine.gpu import skinny
+
+    patch.setattr("engine.gpu.forward.is_skinny", lambda x, inputs: few)
+    patch.setattr("engine.gpu.forward.is_skinny_for_heads", lambda x, inputs: few)
+    for tiles in ("residual_tiles", "heads_tiles"):  # such small products would not be split
+        cut = replace(getattr(skinny, tiles)(7, 64, 64), splits=2)
+        patch.setattr(f"engine.gpu.forward.{tiles}", lambda *_, cut=cut: cut)
+
+
 @pytest.mark.parametrize("family", MAKERS)
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 def test_logits_are_the_decoders(family: str, few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.gpu import skinny
     from engine.gpu.forward import FusedDecoder, Shown
 
-    monkeypatch.setattr("engine.gpu.forward.is_skinny", lambda x, inputs: few)
-    monkeypatch.setattr("engine.gpu.forward.is_skinny_for_heads", lambda x, inputs: few)
-    for tiles in ("residual_tiles", "heads_tiles"):  # such small products would not be split
-        cut = replace(getattr(skinny, tiles)(7, 64, 64), splits=2)
-        monkeypatch.setattr(f"engine.gpu.forward.{tiles}", lambda *_, cut=cut: cut)
+    let_products_be(few, monkeypatch)
     folder = MAKERS[family](tmp_path)
     config = EngineConfig(str(folder), device=KERNEL_DEVICE, dtype="float32", kv_tokens=200, max_running=3)  # type: ignore[arg-type]
     runner = load_runner(config)
@@ -94,3 +102,60 @@ def test_logits_are_the_decoders(family: str, few: bool, tmp_path: Path, monkeyp
             error = (logits.double() - expected.double()).norm() / expected.double().norm()
             assert error < (1e-5 if KERNEL_DEVICE == "cpu" else 5e-3)  # tensor cores take float32 as tf32
     assert (runner.kv_pool - keys).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+def test_what_a_head_guesses_by_is_what_its_layers_give(
+    few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the last tokens of two texts, and for a guess behind each of them."""
+    from engine.gpu.drafters import FusedHead
+    from engine.gpu.guess_graphs import GuessStep
+
+    let_products_be(few, monkeypatch)
+    folder = tiny_smolvlm(tmp_path / "model")
+    head = tiny_head(tmp_path / "head", folder, fields={"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "head_dim": 16})
+    config = EngineConfig(
+        str(folder),
+        device=KERNEL_DEVICE,  # type: ignore[arg-type]
+        dtype="float32",
+        kv_tokens=200,
+        max_running=2,
+        draft_head=str(head),
+    )
+    runner = load_runner(config)
+    assert isinstance(runner, TorchRunner)
+    drafter, target = runner.drafter, runner.model
+    assert isinstance(drafter, Head)
+    for row in range(2):
+        runner.slot_table[row, :60] = torch.arange(1 + 60 * row, 61 + 60 * row)
+    ids = [(7 * index) % 400 + 30 for index in range(20)]
+    runner.step([Row(0, 0, ids, GREEDY), Row(1, 0, ids[:4], GREEDY)])
+
+    model = drafter.model
+    attention = TorchAttention(drafter.pool, runner.slot_table)
+    guesser = FusedHead(model, target, drafter.pool, drafter.told.features, 2)
+    places = torch.tensor([0, 0, 0, 1, 1], device=KERNEL_DEVICE)
+    positions = torch.tensor([1, 2, 3, 1, 2], device=KERNEL_DEVICE)
+    ends = torch.tensor([2, 4], device=KERNEL_DEVICE)
+    before = runner.slot_table[places, positions - 1]
+    with torch.inference_mode():
+        features = model.fuse(drafter.told.features[before.long()])
+        segments, own_ends, is_first = [Segment(0, 1, 3), Segment(1, 1, 2)], ends, True
+        for _ in range(2):
+            token_ids = torch.tensor(ids[: len(places)], device=KERNEL_DEVICE)
+            plan = attention.plan(segments, positions)
+            hidden = model.forward((model.embedding or target.embedding)(token_ids), features, positions, plan)
+            features = hidden[own_ends]
+            expected = model.logits(features, target)
+            entries = drafter.pool.clone()
+            slots = runner.slot_table[places, positions]
+            drafter.pool[:, slots.long()] = 0  # the fused kernels write it again
+            read = ReadPlan(plan, drafter.pool, slots)
+            step = GuessStep(token_ids, positions, read, before if is_first else None, ends if is_first else None)  # type: ignore[arg-type]
+            logits = guesser.logits(step)
+            error = (logits.double() - expected.double()).norm() / expected.double().norm()
+            assert error < (1e-5 if KERNEL_DEVICE == "cpu" else 5e-3)  # tensor cores take float32 as tf32
+            assert (drafter.pool - entries).abs().max() < 1e-2
+            places, positions = torch.tensor([0, 1], device=KERNEL_DEVICE), torch.tensor([4, 3], device=KERNEL_DEVICE)
+            segments, own_ends, is_first = [Segment(0, 4, 1), Segment(1, 3, 1)], torch.arange(2), False
