@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,3 +89,43 @@ class FilledRows:
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values (rows,) for each token of its row, (tokens,)."""
         return np.repeat(values, self.counts)
+
+
+class TextRow(Protocol):
+    """Of a target's step or of a drafter's: see `engine.batch.Row` and `engine.speculation.drafter.DraftRow`."""
+
+    @property
+    def table_row(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def position_delta(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilledTexts(FilledRows):
+    """Rows of texts; all int64.
+
+    Attributes:
+        starts: (rows,) position of each one's first token.
+        table_rows: (rows,) of the slot table.
+        deltas: (rows,) what rotary positions are more than those in the text.
+    """
+
+    starts: NDArray[np.int64]
+    table_rows: NDArray[np.int64]
+    deltas: NDArray[np.int64]
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[TextRow], width: int, *, has_axes: bool) -> FilledTexts:
+        """Of rows of `width` tokens at most. Models that rotate by one position know no deltas."""
+        starts = np.array([row.start for row in rows])
+        filled = FilledRows.of(starts, np.array([len(row.token_ids) for row in rows]), width)
+        table_rows = np.array([row.table_row for row in rows])
+        deltas = np.array([row.position_delta * has_axes for row in rows])
+        return cls(filled.counts, filled.firsts, filled.at, filled.positions, starts, table_rows, deltas)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.batch import RowSampling
 from engine.gpu.decode_attention import part_keys
-from engine.gpu.filled_rows import FilledRows, FilledSize
+from engine.gpu.filled_rows import FilledSize, FilledTexts
 from engine.gpu.sampling import temperature_of
 from engine.gpu.step_graphs import cut
 from engine.sampling import is_filtered, noise_key
@@ -86,26 +86,23 @@ class GuessLayout(FilledSize):
         parts["positions"].fill(lag)
         ends = np.zeros(self.rows, np.int32)  # entries of each row once all is guessed
         if num_rows := len(rows):
-            counts = np.array([len(row.token_ids) for row in rows])
-            starts = np.array([row.start for row in rows])
-            table_rows = np.array([row.table_row for row in rows])
-            deltas = np.array([row.position_delta * texts.has_axes for row in rows])
-            filled = FilledRows.of(starts, counts, self.width)
+            filled = FilledTexts.of_rows(rows, self.width, has_axes=texts.has_axes)
             at = filled.at
             ids = np.array([token_id for row in rows for token_id in row.token_ids])
             parts["ids"][at] = np.where(ids < texts.known_ids, ids, 0)
-            parts["places"][at] = filled.each(table_rows)
+            parts["places"][at] = filled.each(filled.table_rows)
             parts["positions"][at] = filled.positions
             rotary = parts["rotary"].reshape(3, self.tokens)
-            rotary[:, at] = filled.positions - lag + filled.each(deltas)
-            for row, first, count in zip(rows, filled.firsts, counts, strict=True):
+            rotary[:, at] = filled.positions - lag + filled.each(filled.deltas)
+            for row, first, count in zip(rows, filled.firsts, filled.counts, strict=True):
                 if row.positions is not None and texts.has_axes:
                     rotary[:, first : first + count] = row.positions
             parts["limits"][:num_rows] = lengths
-            parts["table_rows"][:num_rows] = table_rows
-            parts["last"][:num_rows] = starts + counts - 1
-            parts["offsets"][:num_rows] = deltas - lag
-            ends[:num_rows] = starts + counts - lag + np.array(lengths)
+            stops = filled.starts + filled.counts
+            parts["table_rows"][:num_rows] = filled.table_rows
+            parts["last"][:num_rows] = stops - 1
+            parts["offsets"][:num_rows] = filled.deltas - lag
+            ends[:num_rows] = stops - lag + np.array(lengths)
             self._write_sampling(parts, lengths, sampling, texts.vocab_size)
         self.let_see(parts["seen"])
         parts["next_cuts"][:] = part_keys(np.maximum(ends, 1), texts.kv_heads)

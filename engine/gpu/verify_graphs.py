@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from engine.attention.flashinfer_backend import FlashInferAttention, StepPlan
 from engine.batch import Row
 from engine.gpu.decode_attention import DecodePart, DecodeRows, part_keys
-from engine.gpu.filled_rows import FilledRows, FilledSize
+from engine.gpu.filled_rows import FilledSize, FilledTexts
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
@@ -158,11 +158,7 @@ class VerifyGraphs:
         at = np.empty(0, np.int64)
         trees: list[tuple[int, Sequence[int], int]] = []
         if rows:
-            counts = np.array([len(row.token_ids) for row in rows])
-            starts = np.array([row.start for row in rows])
-            own_places = np.array([row.table_row for row in rows])
-            deltas = np.array([row.position_delta * self._has_axes for row in rows])
-            filled = FilledRows.of(starts, counts, layout.width)
+            filled = FilledTexts.of_rows(rows, layout.width, has_axes=self._has_axes)
             at = filled.at
             trees += [
                 (first, row.parents, len(row.token_ids))
@@ -170,16 +166,17 @@ class VerifyGraphs:
                 if row.parents is not None
             ]
             parts["ids"][at] = [token_id for row in rows for token_id in row.token_ids]
-            parts["places"][at] = filled.each(own_places)
+            parts["places"][at] = filled.each(filled.table_rows)
             parts["positions"][at] = filled.positions
             in_text = np.concatenate([text_positions(row) for row in rows]) if trees else filled.positions
-            parts["rotary"][at] = in_text + filled.each(deltas)
+            parts["rotary"][at] = in_text + filled.each(filled.deltas)
             sampling = [how for row in rows for how in (row.sampling, *row.drafted) if how is not None]
             temperatures = [temperature_of(how.params) for how in sampling]
             if any(temperatures):
                 parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
                 parts["temperatures"].view(np.float32)[at] = temperatures
-            parts["sample_places"][filled.firsts[counts == 1]] = own_places[counts == 1]
+            alone = filled.counts == 1
+            parts["sample_places"][filled.firsts[alone]] = filled.table_rows[alone]
         layout.let_see(parts["seen"], trees)
         parts["part_keys"][:] = part_keys(layout.lengths(parts["positions"]), self._attention.num_kv_heads)
         buffers.inputs[: layout.length].copy_(staged, non_blocking=True)
