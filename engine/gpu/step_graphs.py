@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -110,7 +111,7 @@ def is_decode(row: Row) -> bool:
     return row.positions is None or bool((row.positions == row.start + row.position_delta).all())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepRows:
     """A step in the order that graphs take: rows of one token that sample, then chunks. `order`: of the sampling rows,
     which decode row or (after them) chunk each is.
@@ -137,7 +138,15 @@ class StepRows:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all chunks."""
-        return sum(len(row.token_ids) for row in self.chunks)
+        return int(self.chunk_lengths.query[-1]) if self.chunks else 0
+
+    @cached_property
+    def chunk_lengths(self) -> Lengths:
+        """Of chunks, and of as many of none that there are `MOST_CHUNKS`."""
+        new, total = np.zeros((2, max(MOST_CHUNKS, len(self.chunks))), np.int32)
+        new[: len(self.chunks)] = [len(row.token_ids) for row in self.chunks]
+        total[: len(self.chunks)] = [row.start + len(row.token_ids) for row in self.chunks]
+        return Lengths.of(new, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +301,7 @@ class StepGraphs:
     def run(self, rows: StepRows) -> StepResult:
         """Launches a step that `fits`."""
         tokens = rows.num_prompt_tokens
-        splits = tokens > 0 and self._attention.splits(_chunk_lengths(rows.chunks), tokens)
+        splits = tokens > 0 and self._attention.splits(rows.chunk_lengths, tokens)
         size = self._choose(Size(len(rows.decodes), tokens, splits))
         decode, prompt, _ = size
         captured = self._captured[size]
@@ -364,7 +373,7 @@ class StepGraphs:
             parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
         chunk_plan: Any = ()
         if layout.prompt:
-            of_chunks = _chunk_lengths(rows.chunks, layout.chunks)
+            of_chunks = rows.chunk_lengths
             parts["chunk_queries"][:] = of_chunks.query
             parts["chunk_keys"][:] = of_chunks.keys
             parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
@@ -427,11 +436,3 @@ class StepGraphs:
         temperatures = parts["temperatures"].view(torch.float32)
         draw(logits, temperatures, keys, drawn, self._future, parts["sample_places"])
         return logits, drawn
-
-
-def _chunk_lengths(chunks: Sequence[Row], count: int = 0) -> Lengths:
-    """Of chunks, and of so many with padding."""
-    new, total = np.zeros((2, max(count, len(chunks))), np.int32)
-    new[: len(chunks)] = [len(row.token_ids) for row in chunks]
-    total[: len(chunks)] = [row.start + len(row.token_ids) for row in chunks]
-    return Lengths.of(new, total)
