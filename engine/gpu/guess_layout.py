@@ -17,7 +17,7 @@ from engine.batch import RowSampling
 from engine.gpu.decode_attention import part_keys
 from engine.gpu.filled_rows import FilledSize, FilledTexts
 from engine.gpu.sampling import temperature_of
-from engine.gpu.step_graphs import cut
+from engine.gpu.step_layout import cut
 from engine.sampling import is_filtered, noise_key
 from engine.speculation.drafter import DraftRow
 

@@ -29,7 +29,8 @@ from engine.gpu.flight import CudaFlight, JoinedFlight
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.guess_graphs import GuessGraphs
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
-from engine.gpu.step_graphs import StepGraphs, StepResult, StepRows, is_decode
+from engine.gpu.step_graphs import StepGraphs, StepResult
+from engine.gpu.step_layout import StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder, text_positions

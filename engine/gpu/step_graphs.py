@@ -18,135 +18,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from engine.attention.flashinfer_backend import (
-    FlashInferAttention,
-    Lengths,
-    Part,
-    PartPlan,
-    Reader,
-    StepPlan,
-    Workspace,
-)
-from engine.batch import Row, RowSampling
-from engine.gpu.decode_attention import DecodePart, DecodeRows, part_keys
+from engine.attention.flashinfer_backend import FlashInferAttention, Part, PartPlan, Reader, StepPlan, Workspace
+from engine.batch import Row
+from engine.gpu.decode_attention import DecodePart, DecodeRows
 from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
-from engine.gpu.sampling import draw, temperature_of
+from engine.gpu.sampling import draw
+from engine.gpu.step_layout import MOST_CHUNKS, Layout, StepRows
 from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, Size, coarse, decode_sizes, prompt_sizes, sizes_beside
-from engine.sampling import noise_key
-
-MOST_CHUNKS: Final = 16
-"""Chunks of prompts in a captured step."""
-
-
-def cut(flat: Any, **counts: int) -> dict[str, Any]:
-    """Parts of an array of 4-byte numbers one behind the other, each from 16 bytes on, as vector loads like it."""
-    parts: dict[str, Any] = {}
-    at = 0
-    for name, count in counts.items():
-        parts[name] = flat[at : at + count]
-        at += count + (-count) % 4
-    return parts
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where a step of some size has its inputs: offsets into one array of int32, and its numbers of rows.
-
-    Lines of `tokens`: ids, positions, places, three rotary axes, whether vision. Of `samples` (decode rows, then one
-    for each chunk): two for keys, then ends, places and temperatures.
-    """
-
-    decode: int
-    prompt: int
-    chunks: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the step."""
-        return self.decode + self.prompt
-
-    @property
-    def samples(self) -> int:
-        """Rows that may draw a token."""
-        return self.decode + self.chunks
-
-    def cut(self, flat: Any) -> dict[str, Any]:
-        """Names for the parts of an array of `length` int32, numpy or torch."""
-        return cut(
-            flat,
-            keys=2 * self.samples,
-            ends=self.samples,
-            sample_places=self.samples,
-            temperatures=self.samples,
-            ids=self.tokens,
-            positions=self.tokens,
-            places=self.tokens,
-            rotary=3 * self.tokens,
-            is_vision=self.tokens,
-            part_keys=self.decode,
-            chunk_queries=self.chunks + 1,
-            chunk_keys=self.chunks + 1,
-            chunk_places=self.chunks,
-        )
-
-    @property
-    def length(self) -> int:
-        """Of the array."""
-        return 5 * (self.samples + 4) + 7 * (self.tokens + 4) + self.decode + 3 * self.chunks + 40
-
-
-def is_decode(row: Row) -> bool:
-    """Whether a row is one token that samples, at the place that its delta says."""
-    if len(row.token_ids) != 1 or row.sampling is None or row.vision:
-        return False
-    return row.positions is None or bool((row.positions == row.start + row.position_delta).all())
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """A step in the order that graphs take: rows of one token that sample, then chunks. `order`: of the sampling rows,
-    which decode row or (after them) chunk each is.
-    """
-
-    decodes: list[Row]
-    chunks: list[Row]
-    order: list[tuple[bool, int]]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> StepRows:
-        """Sort a step's rows."""
-        decodes: list[Row] = []
-        chunks: list[Row] = []
-        order = []
-        for row in rows:
-            is_one = is_decode(row)
-            kind = decodes if is_one else chunks
-            if row.sampling is not None:
-                order.append((is_one, len(kind)))
-            kind.append(row)
-        return cls(decodes, chunks, order)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of all chunks."""
-        return int(self.chunk_lengths.query[-1]) if self.chunks else 0
-
-    @cached_property
-    def chunk_lengths(self) -> Lengths:
-        """Of chunks, and of as many of none that there are `MOST_CHUNKS`."""
-        new, total = np.zeros((2, max(MOST_CHUNKS, len(self.chunks))), np.int32)
-        new[: len(self.chunks)] = [len(row.token_ids) for row in self.chunks]
-        total[: len(self.chunks)] = [row.start + len(row.token_ids) for row in self.chunks]
-        return Lengths.of(new, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,58 +211,12 @@ class StepGraphs:
     def _send(self, rows: StepRows, layout: Layout, reader: Reader) -> Any:
         """Inputs and the plan of chunks' attention to the device, padded."""
         staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
-        parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
-        parts["places"].fill(self.most)
-        parts["sample_places"].fill(self.most)
-        tokens = layout.tokens
-        rotary = parts["rotary"].reshape(3, tokens)
-        sampling: list[tuple[int, int, Row, RowSampling]] = []  # (sample, last token, row, how)
-        lengths = np.ones(layout.decode, np.int32)
-        if count := len(rows.decodes):
-            positions = np.array([row.start for row in rows.decodes], np.int32)
-            parts["ids"][:count] = [row.token_ids[0] for row in rows.decodes]
-            parts["positions"][:count] = positions
-            parts["places"][:count] = [row.table_row for row in rows.decodes]
-            rotary[:, :count] = positions
-            if self._has_axes:
-                rotary[:, :count] += np.array([row.position_delta for row in rows.decodes], np.int32)
-            lengths[:count] = positions + 1
-            sampling += [(at, at, row, row.sampling) for at, row in enumerate(rows.decodes) if row.sampling is not None]
-        first = layout.decode
-        for index, row in enumerate(rows.chunks):
-            stop = first + len(row.token_ids)
-            parts["ids"][first:stop] = [0] * len(row.token_ids) if row.vision else row.token_ids
-            for part in row.vision:
-                parts["is_vision"][first + part.start : first + part.start + part.count] = 1
-            if row.vision:
-                ids = np.array(row.token_ids, np.int64)
-                parts["ids"][first:stop] = np.where(parts["is_vision"][first:stop] == 1, 0, ids)
-            parts["positions"][first:stop] = np.arange(row.start, row.start + stop - first)
-            parts["places"][first:stop] = row.table_row
-            rotary[:, first:stop] = (
-                parts["positions"][first:stop] + row.position_delta * self._has_axes
-                if row.positions is None or not self._has_axes
-                else row.positions
-            )
-            if row.sampling is not None:
-                sampling.append((layout.decode + index, stop - 1, row, row.sampling))
-            first = stop
-        if sampling:
-            at = np.array([sample for sample, _, _, _ in sampling])
-            parts["keys"].view(np.int64)[at] = [noise_key(how) for _, _, _, how in sampling]
-            parts["ends"][at] = [end for _, end, _, _ in sampling]
-            parts["sample_places"][at] = [row.table_row for _, _, row, _ in sampling]
-            parts["temperatures"].view(np.float32)[at] = [temperature_of(how.params) for _, _, _, how in sampling]
-        if layout.decode:
-            parts["part_keys"][:] = part_keys(lengths, self._attention.num_kv_heads)
+        kv_heads = self._attention.num_kv_heads
+        layout.write(layout.cut(staged.numpy()), rows, dummy=self.most, kv_heads=kv_heads, has_axes=self._has_axes)
         chunk_plan: Any = ()
         if layout.prompt:
-            of_chunks = rows.chunk_lengths
-            parts["chunk_queries"][:] = of_chunks.query
-            parts["chunk_keys"][:] = of_chunks.keys
-            parts["chunk_places"][: len(rows.chunks)] = [row.table_row for row in rows.chunks]
             schedule = self._attention.schedule
-            chunk_plan = schedule(of_chunks, self._workspace, reader, padded_tokens=layout.prompt)
+            chunk_plan = schedule(rows.chunk_lengths, self._workspace, reader, padded_tokens=layout.prompt)
         self._inputs[: layout.length].copy_(staged, non_blocking=True)
         return chunk_plan
 

@@ -33,7 +33,8 @@ from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
 from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.skinny import of_each_kind
-from engine.gpu.step_graphs import StepResult, cut
+from engine.gpu.step_graphs import StepResult
+from engine.gpu.step_layout import cut
 from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
 from engine.runner import text_positions
 from engine.sampling import noise_key

@@ -133,7 +133,7 @@ def test_the_hopper_kernel_computes_what_the_other_does(runner: Any, monkeypatch
     modules, graphs = runner._modules, runner.graphs
     if modules.hopper is None:
         pytest.skip("FlashInfer's Hopper kernel is not compiled for heads of this size; `Modules.wait` does that")
-    from engine.gpu.step_graphs import StepRows
+    from engine.gpu.step_layout import StepRows
     from engine.gpu.step_sizes import Size
 
     rows = [Row(0, 0, _ids(1, 150), GREEDY), Row(1, 0, _ids(2, 70), GREEDY), Row(2, 0, _ids(3, 5), GREEDY)]
@@ -156,7 +156,7 @@ def test_the_hopper_kernel_computes_what_the_other_does(runner: Any, monkeypatch
 
 def test_graphs_of_all_sizes_compute_what_they_were_captured_from(runner: Any) -> None:
     """Padded or not; and the padding writes nothing but the dummy slot."""
-    from engine.gpu.step_graphs import StepRows
+    from engine.gpu.step_layout import StepRows
 
     prompts = [Row(row, 0, _ids(row, 20 + 9 * row), GREEDY) for row in range(ROWS)]
     runner.step(prompts)
@@ -178,7 +178,7 @@ def test_graphs_of_all_sizes_compute_what_they_were_captured_from(runner: Any) -
 
 def test_graphs_of_mixed_steps_compute_what_they_were_captured_from(runner: Any) -> None:
     """Pictures, taps and three axes included; no slot is written that is not the step's."""
-    from engine.gpu.step_graphs import StepRows
+    from engine.gpu.step_layout import StepRows
 
     for rows in _mixed(runner):
         before = runner.kv_pool.clone()

@@ -61,7 +61,7 @@ def served(folder: Path) -> Any:
 @pytest.mark.parametrize("rows", [1, 3, 9, 25, 40])
 def test_every_number_of_rows_has_a_graph_beside_chunks(tiny_model: Path, rows: int) -> None:
     """However many may run at once, the largest captured size holds all of them."""
-    from engine.gpu.step_graphs import StepRows
+    from engine.gpu.step_layout import StepRows
 
     runner = load_simulated(tiny_model, max_rows=rows)
     rows_of_table(runner, rows, 90)
