@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,17 +24,16 @@ from engine.attention.flashinfer_backend import FlashInferAttention
 from engine.attention.flashinfer_modules import AttentionModules, NoModules
 from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
 from engine.gpu.drafters import GraphedDraftModel, GraphedHead
+from engine.gpu.draws import Draws, Wanted, on_device
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.flight import CudaFlight, JoinedFlight
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.guess_graphs import GuessGraphs
-from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
 from engine.gpu.step_graphs import StepGraphs, StepResult
 from engine.gpu.step_layout import StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder, text_positions
-from engine.sampling import noise_key, sample
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Pools
 from engine.start_times import Lap, no_lap
@@ -51,29 +50,6 @@ EXPECTING_S: Final = 1.0
 """So long at start for the graphs of pictures that are likely to come."""
 
 logger = logging.getLogger("beholder.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a step samples, in order: in which place of the slot table the token is the last one drawn, how it is drawn,
-    which sample it is.
-    """
-
-    places: list[int]
-    sampling: list[RowSampling]
-    picks: list[int]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], nowhere: int, picks: list[int] | None = None) -> _Wanted:
-        """`picks` None: samples are in the order of the rows. Which of a row's tokens is its last is not known while it
-        has drafts: those go to the place `nowhere`.
-        """
-        places, sampling = [], []
-        for row in rows:
-            if row.sampling is not None:
-                places += [nowhere if row.drafted else row.table_row] * (1 + len(row.drafted))
-                sampling += [row.sampling, *row.drafted]
-        return cls(places, sampling, list(range(len(places))) if picks is None else picks)
 
 
 class CudaRunner(TorchRunner):
@@ -113,6 +89,7 @@ class CudaRunner(TorchRunner):
         self.drafts_beside_prompts = False  # they have graphs of their own
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._draws = Draws(self._future)
         self._modules = modules
         self._captures_more = True
         self._drafts = drafts
@@ -263,14 +240,14 @@ class CudaRunner(TorchRunner):
         """Rows that share a replay, or launches."""
         result = self._replayed(rows)
         if result is not None:
-            wanted = _Wanted.of(rows, self.max_rows, result.picks)
+            wanted = Wanted.of(rows, self.max_rows, result.picks)
             logits, tokens = result.logits, result.tokens
         else:
-            wanted = _Wanted.of(rows, self.max_rows)
+            wanted = Wanted.of(rows, self.max_rows)
             logits = self.logits(rows)
-            tokens = self._draw(logits, wanted)
+            tokens = self._draws.draw(logits, wanted)
         is_first = result is not None and result.is_first
-        return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted), is_first=is_first)
+        return CudaFlight(tokens, wanted.picks, self._draws.redraw(logits, tokens, wanted), is_first=is_first)
 
     def _replayed(self, rows: Sequence[Row]) -> StepResult | None:
         """The step as a graph; None where none fits."""
@@ -280,52 +257,6 @@ class CudaRunner(TorchRunner):
             return self.verify_graphs.run(rows)
         sorted_rows = StepRows.of(rows)
         return self.graphs.run(sorted_rows) if self.graphs.fits(sorted_rows) else None
-
-    def _draw(self, logits: torch.Tensor, wanted: _Wanted) -> torch.Tensor:
-        """Greedy and plain draws of all rows, int64 (rows,)."""
-        count = len(wanted.places)
-        tokens = torch.empty(count, dtype=torch.int64, device=self.device)
-        if count:
-            staged = np.empty((4, count), np.int32)
-            staged[:2] = (
-                np.array([noise_key(row) for row in wanted.sampling], np.int64).view(np.int32).reshape(2, count)
-            )
-            staged[2] = np.array([temperature_of(row.params) for row in wanted.sampling], np.float32).view(np.int32)
-            staged[3] = wanted.places
-            sent = torch.from_numpy(staged).pin_memory().to(self.device, non_blocking=True)
-            keys = sent[:2].view(-1).view(torch.int64)
-            draw(logits, sent[2].view(torch.float32), keys, tokens, self._future, sent[3])
-        return tokens
-
-    def _redraw(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: _Wanted) -> dict[int, SampledToken]:
-        """Draws again for rows whose draw is not plain, into `tokens` and the future; those that only the host can do
-        are waited for and returned.
-        """
-        odd = [index for index, row in enumerate(wanted.sampling) if not is_plain(row)]
-        if not odd:
-            return {}
-        bounded = [index for index in odd if is_bounded(wanted.sampling[index])]
-        hard = [index for index in odd if not is_bounded(wanted.sampling[index])]
-        known: dict[int, SampledToken] = {}
-        if bounded:
-            drawn = draw_bounded(logits[self._samples(bounded, wanted)], [wanted.sampling[index] for index in bounded])
-            self._replace(tokens, bounded, wanted, drawn)
-        if hard:
-            sampled = sample(logits[self._samples(hard, wanted)], [wanted.sampling[index] for index in hard])
-            known = dict(zip(hard, sampled, strict=True))
-            self._replace(tokens, hard, wanted, self._sent([token.token_id for token in sampled]))
-        return known
-
-    def _replace(self, tokens: torch.Tensor, indices: list[int], wanted: _Wanted, drawn: torch.Tensor) -> None:
-        tokens[self._samples(indices, wanted)] = drawn
-        self._future[self._sent([wanted.places[index] for index in indices])] = drawn
-
-    def _samples(self, indices: Sequence[int], wanted: _Wanted) -> torch.Tensor:
-        return self._sent([wanted.picks[index] for index in indices])
-
-    def _sent(self, values: Sequence[int]) -> torch.Tensor:
-        """int64 on the device, without waiting for it."""
-        return torch.tensor(values, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -338,7 +269,7 @@ class CudaRunner(TorchRunner):
         counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in by_length]
         ends = np.cumsum(counts)
         of_row = {index: range(end - count, end) for index, end, count in zip(order, ends, counts, strict=True)}
-        return logits[self._sent([at for index in range(len(rows)) for at in of_row[index]])]
+        return logits[on_device([at for index in range(len(rows)) for at in of_row[index]], self.device)]
 
     def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """`logits` of rows in rising length, trees of drafts last."""
