@@ -76,14 +76,14 @@ class Graph(Generic[Result]):
         self._graph.replay()
 
     def seconds(self) -> float:
-        """What a replay takes the device, which is waited for. The first one, which sends the graph itself, is another."""
+        """What a replay takes the device, which is waited for; not the first one, which sends the graph itself."""
         self.replay()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         self.replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        return float(begin.elapsed_time(end)) / 1e3
 
 
 def _captured(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
