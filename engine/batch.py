@@ -182,9 +182,10 @@ class Runner(Protocol):
         """Encode an item in slices, where `num_slices` says so. `pixels` stay as they are until the first has run."""
         ...
 
-    def prompt_size(self, tokens: int) -> int:
-        """How many tokens a step computes that holds so many of prompts: it may be filled up to a size that there is a
-        graph of. 0 for none.
+    def added_s(self, rows: int, tokens: int) -> float | None:
+        """Seconds that so many tokens of prompts add to a step in which so many rows decode, where that follows sizes
+        that steps are filled up to; without the keys that they read. None: nothing is filled up. Never falls as tokens
+        grow.
         """
         ...
 

@@ -133,9 +133,9 @@ class TorchRunner:
         """See `Runner.begin`."""
         return SlicedEncoding(self.encoder, pixels.to(self.device))
 
-    def prompt_size(self, tokens: int) -> int:
-        """See `Runner.prompt_size`: nothing is filled up."""
-        return tokens
+    def added_s(self, rows: int, tokens: int) -> float | None:
+        """See `Runner.added_s`: nothing is filled up."""
+        return None
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:

@@ -36,6 +36,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from engine.step_costs import Costs, Load
@@ -127,17 +128,17 @@ class Room:
         most = min(most, self.most_tokens - taken)
         if not self.is_bounded or costs is None or most <= 0:
             return max(most, 0)
-        until_s = costs.prompt_s(taken) + self.left_s
+        until_s = self._prompt_s(taken) + self.left_s
         if not self._has_taken:
-            until_s = max(until_s, costs.prompt_s(LEAST_CHUNK))
-        return bisect_right(range(1, most + 1), until_s, key=lambda more: costs.prompt_s(taken + more))
+            until_s = max(until_s, self._prompt_s(LEAST_CHUNK))
+        return bisect_right(range(1, most + 1), until_s, key=lambda more: self._prompt_s(taken + more))
 
     def is_cheap(self, tokens: int) -> bool:
         """Whether so many tokens more cost not much more than they would among `MANY`."""
         if not self.is_bounded or self.costs is None:
             return True
-        taken, each_s = self.load.prompt_tokens, self.costs.prompt_s(MANY) / MANY
-        return self.costs.prompt_s(taken + tokens) - self.costs.prompt_s(taken) <= 2 * tokens * each_s
+        taken, each_s = self.load.prompt_tokens, self._prompt_s(MANY) / MANY
+        return self._prompt_s(taken + tokens) - self._prompt_s(taken) <= 2 * tokens * each_s
 
     def slices(self, size: float, most: int) -> int:
         """How many more slices of a picture fit; `size`: its vision tokens a slice. One of a new size comes first, to
@@ -154,8 +155,8 @@ class Room:
     def take_tokens(self, count: int) -> None:
         """Tokens of prompts are part of the step."""
         if self.costs is not None:
-            before_s = self.costs.prompt_s(self.load.prompt_tokens)
-            self.left_s -= self.costs.prompt_s(self.load.prompt_tokens + count) - before_s
+            taken = self.load.prompt_tokens
+            self.left_s -= self._prompt_s(taken + count) - self._prompt_s(taken)
         self.load.prompt_tokens += count
 
     def take_slices(self, size: float, count: int) -> None:
@@ -163,6 +164,9 @@ class Room:
         if self.costs is not None:
             self.left_s -= self.costs.slice_s(size) * count
         self.load.slices.append((size, count))
+
+    def _prompt_s(self, tokens: int) -> float:
+        return 0.0 if self.costs is None else self.costs.prompt_s(tokens, self.load.rows)
 
     @property
     def _has_taken(self) -> bool:
@@ -231,18 +235,18 @@ class StepBudget:
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
         if crowd > 1.0:
-            needed_s = self._needed_s(decode_s, steady_s, queue, self.enough_s / crowd)
+            needed_s = self._needed_s(load, steady_s, queue, self.enough_s / crowd)
             left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
             left_s = max(left_s, max(steady_s, (self._steady - 1.0) * decode_s) * (1.0 + GROWS * late))
-        return Room(self.costs, load, target_s, left_s, NEW_PICTURES, self._even_tokens(decode_s, queue))
+        return Room(self.costs, load, target_s, left_s, NEW_PICTURES, self._even_tokens(load, queue))
 
     def answered(self, prompt_tokens: int, answer_tokens: int) -> None:
         """A request ended for which so many tokens of its prompt were computed, and so many of an answer said."""
         self._answers.add(prompt_tokens, answer_tokens)
 
-    def _even_tokens(self, decode_s: float, queue: Queue) -> int:
+    def _even_tokens(self, load: Load, queue: Queue) -> int:
         """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, and at
         least those that take `HARDLY` times as long as decoding, or `LEAST_CHUNK`.
         """
@@ -250,8 +254,9 @@ class StepBudget:
         if not self._overlaps:
             return sys.maxsize
         even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
-        until_s = max(HARDLY * decode_s, self.costs.prompt_s(LEAST_CHUNK))
-        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), until_s, key=self.costs.prompt_s))
+        prompt_s = partial(self.costs.prompt_s, rows=load.rows)
+        until_s = max(HARDLY * self.costs.decode_s(load.rows, load.tokens), prompt_s(LEAST_CHUNK))
+        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), until_s, key=prompt_s))
 
     def _target_s(self, decode_s: float) -> float:
         return self._itl_target_s or max(self._steady * decode_s, self._unseen_s)
@@ -260,34 +265,36 @@ class StepBudget:
         """Beside decoding, as far as the target says."""
         return max(self._target_s(decode_s) - decode_s, 0.0)
 
-    def _needed_s(self, decode_s: float, room_s: float, queue: Queue, until_s: float) -> float:
+    def _needed_s(self, load: Load, room_s: float, queue: Queue, until_s: float) -> float:
         """Room of steps that have the queue served in so much time.
 
         Args:
             room_s: That one alone gets at most. Short chunks cost less by the token, so what prompts take follows from
                 the room, as it does from them: one look at each does.
         """
-        needed_s = room_s
+        assert self.costs is not None
+        needed_s, decode_s = room_s, self.costs.decode_s(load.rows, load.tokens)
         for _ in range(2):
-            work_s = queue.encoding_s + self._prompts_s(queue.prompt_tokens, max(needed_s, room_s))
+            work_s = queue.encoding_s + self._prompts_s(queue.prompt_tokens, load.rows, max(needed_s, room_s))
             share = min(work_s / until_s, MOST_SHARE)
             needed_s = share / (1.0 - share) * decode_s
             if needed_s <= room_s:
                 break
         return needed_s
 
-    def _prompts_s(self, tokens: int, room_s: float) -> float:
-        """What so many tokens take in chunks that fit the room."""
+    def _prompts_s(self, tokens: int, rows: int, room_s: float) -> float:
+        """What so many tokens take in chunks that fit the room beside so many rows."""
         assert self.costs is not None
-        chunk = max(bisect_right(range(1, tokens + 1), room_s, key=self.costs.prompt_s), LEAST_CHUNK)
-        whole_s = self.costs.prompt_s(tokens)
-        return min(tokens / chunk * self.costs.prompt_s(chunk), whole_s) if chunk < tokens else whole_s
+        prompt_s = partial(self.costs.prompt_s, rows=rows)
+        chunk = max(bisect_right(range(1, tokens + 1), room_s, key=prompt_s), LEAST_CHUNK)
+        whole_s = prompt_s(tokens)
+        return min(tokens / chunk * prompt_s(chunk), whole_s) if chunk < tokens else whole_s
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""
         if self.costs is None:
             return
-        self.now_s += self.costs.prompt_s(load.prompt_tokens)
+        self.now_s += self.costs.prompt_s(load.prompt_tokens, load.rows)
         self.now_s += sum(self.costs.slice_s(size) * count for size, count in load.slices)
         if load.rows:
             self.now_s += self.costs.decode_s(load.rows, load.tokens)

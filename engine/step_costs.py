@@ -4,7 +4,8 @@
 
 `engine.step_budget` plans by it. Shared machines are noisy and texts grow, so what counts are medians of the newest
 measurements; between sizes lie straight lines. What prompts add to a step is the difference of two noisy times and
-comes in every size, so there the shape of the start stays and one factor is learned.
+comes in every size, so there the shape of the start stays, and one factor is learned; or, where steps are filled up,
+what the runner says of its sizes, and how much more the keys take that prompts read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HICCUP: Final = 1.5
 """Of the first two the lesser counts where the other is so many times as long: libraries may have made something ready.
 """
 RATIOS: Final = 15
-"""The same for what prompts take, as a part of what they took at start."""
+"""The same for what prompts take, as a part of what they took at start, or beyond what the size of a step says."""
 LEAST_SHARE: Final = 0.05
 """A prompt that adds less than this to a step says nothing about prompts."""
 LEAST_RATIO: Final = 0.25
@@ -50,8 +51,8 @@ class Costs(Protocol):
         """A step of rows that check so many tokens, at least one each."""
         ...
 
-    def prompt_s(self, tokens: int) -> float:
-        """What so many tokens of prompts add to a step; never falls as tokens grow."""
+    def prompt_s(self, tokens: int, rows: int = 0) -> float:
+        """What so many tokens of prompts add to a step in which so many rows decode; never falls as tokens grow."""
         ...
 
     def slice_s(self, size: float) -> float:
@@ -120,24 +121,29 @@ class StepCosts:
     """See `Costs`; measured.
 
     Args:
-        prompt_size: See `Runner.prompt_size`: what steps are filled up to costs as much.
+        added_s: See `Runner.added_s`.
     """
 
-    def __init__(self, prompt_size: Callable[[int], int] = int) -> None:
-        self._prompt_size = prompt_size
+    def __init__(self, added_s: Callable[[int, int], float | None] = lambda rows, tokens: None) -> None:
+        self._added_s = added_s
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
         self._ratios: deque[float] = deque(maxlen=RATIOS)
         self._ratio = 1.0
+        self._beyond: deque[float] = deque(maxlen=RATIOS)
+        self._beyond_s = 0.0
 
     def decode_s(self, rows: int, tokens: int) -> float:
         """See `Costs.decode_s`: drafts cost what tokens of prompts do, but nothing is filled up for them."""
         return self.decode.at(rows) + self.prompt.at(tokens - rows) * self._ratio
 
-    def prompt_s(self, tokens: int) -> float:
+    def prompt_s(self, tokens: int, rows: int = 0) -> float:
         """See `Costs.prompt_s`."""
-        return self.prompt.at(self._prompt_size(tokens)) * self._ratio
+        added_s = self._added_s(rows, tokens)
+        if added_s is None:
+            return self.prompt.at(tokens) * self._ratio
+        return added_s + self._beyond_s if tokens else 0.0
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""
@@ -157,16 +163,21 @@ class StepCosts:
         if encoding_s is None and load.slices:
             if len(load.slices) == 1:
                 size, count = load.slices[0]
-                self.slice.add(size, (elapsed_s - decode_s - self.prompt_s(load.prompt_tokens)) / count)
+                self.slice.add(size, (elapsed_s - decode_s - self.prompt_s(load.prompt_tokens, load.rows)) / count)
             return
         rest_s = elapsed_s - (encoding_s or 0.0)
         if load.prompt_tokens:
-            at_start_s = self.prompt.at(self._prompt_size(load.prompt_tokens))
-            self._learn_ratio(rest_s - decode_s, at_start_s, decode_s)
+            self._learn_prompt(load, rest_s - decode_s, decode_s)
         elif load.tokens == load.rows:
             self.decode.add(load.rows, rest_s)
 
-    def _learn_ratio(self, prompt_s: float, at_start_s: float, decode_s: float) -> None:
+    def _learn_prompt(self, load: Load, prompt_s: float, decode_s: float) -> None:
+        added_s = self._added_s(load.rows, load.prompt_tokens)
+        if added_s is not None:
+            self._beyond.append(prompt_s - added_s)
+            self._beyond_s = max(sorted(self._beyond)[len(self._beyond) // 2], 0.0)
+            return
+        at_start_s = self.prompt.at(load.prompt_tokens)
         if at_start_s <= LEAST_SHARE * decode_s:
             return
         self._ratios.append(min(max(prompt_s / at_start_s, LEAST_RATIO), MOST_RATIO))

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from engine.batch import OverlappedRunner, Row, RowSampling, Runner, is_awaited
-from engine.step_costs import StepCosts
+from engine.step_costs import Load, StepCosts
 from preprocess.wire import SamplingParams
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -49,7 +49,7 @@ class _Measurement:
         self._ahead = runner if isinstance(runner, OverlappedRunner) else None
 
     def costs(self, max_batched_tokens: int) -> StepCosts:
-        runner, costs = self._runner, StepCosts(self._runner.prompt_size)
+        runner, costs = self._runner, StepCosts(self._runner.added_s)
         costs.decode.add(1, self._step_s(1))
         self._picture(costs)
         sizes, most_beside = (PROMPTS_AHEAD, BESIDE_AHEAD) if self._ahead is not None else (PROMPTS, BESIDE)
@@ -60,7 +60,10 @@ class _Measurement:
         for tokens in sizes:
             is_first = tokens == sizes[0]
             if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
-                costs.prompt.add(tokens, self._step_s(beside, tokens) - costs.decode.at(beside))
+                elapsed_s = self._step_s(beside, tokens)
+                costs.prompt.add(tokens, elapsed_s - costs.decode.at(beside))
+                if runner.added_s(beside, tokens) is not None:
+                    costs.stepped(Load(beside, beside, tokens), elapsed_s, 0.0)
         return costs
 
     def _picture(self, costs: StepCosts) -> None:

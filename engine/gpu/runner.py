@@ -218,9 +218,9 @@ class CudaRunner(TorchRunner):
         """
         return pixels.contiguous().pin_memory().to(self.device, non_blocking=True)
 
-    def prompt_size(self, tokens: int) -> int:
-        """See `Runner.prompt_size`."""
-        return tokens if self.graphs is None else self.graphs.prompt_size(tokens)
+    def added_s(self, rows: int, tokens: int) -> float | None:
+        """See `Runner.added_s`."""
+        return None if self.graphs is None else self.graphs.added_s(rows, tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""

@@ -3,19 +3,18 @@
     tokens    │ decode rows, one token each │ padding │ chunk │ chunk │ … │ padding │
               └────────── decode size ──────────────┘└──────── prompt size ────────┘
 
-A step's tokens fill up the next captured pair of sizes. Attention runs once over the decode rows and once over the
-chunks, each with a kernel or tiles of its own. Steps of few prompt tokens are captured twice where the Hopper kernel is
-there, which cannot split keys: for it, and for many keys, which are split. Padding belongs to nobody: its place in the
-slot table is a row behind the last, so that it reads and writes the dummy slot alone, and nobody looks at what it
-draws.
+A step's tokens fill up the captured pair of sizes that is the quickest. Attention runs once over the decode rows and
+once over the chunks, each with a kernel or tiles of its own. Steps of few prompt tokens are captured twice where the
+Hopper kernel is there, which cannot split keys: for it, and for many keys, which are split. Padding belongs to nobody:
+its place in the slot table is a row behind the last, so that it reads and writes the dummy slot alone, and nobody looks
+at what it draws.
 
 Before the first user only a few sizes are captured, each twice the one before; the others, and those for which a faster
-kernel has been compiled since, while there is nothing to do. Until then the next larger size serves.
+kernel has been compiled since, while there is nothing to do. Until then a larger size serves.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,9 @@ from engine.gpu.forward import FusedDecoder, Shown
 from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw
+from engine.gpu.size_table import SizeTable
 from engine.gpu.step_layout import MOST_CHUNKS, Layout, StepRows
-from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, Size, coarse, decode_sizes, prompt_sizes, sizes_beside
+from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, Size, coarse, decode_sizes, prompt_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class StepGraphs:
         self._num_taps = num_taps
         self._has_axes = config.rope.sections is not None
         self._decode_sizes = decode_sizes(self.most)
-        self._prompt_sizes = prompt_sizes(most_tokens)
-        self._sizes_beside = {prompt: sizes_beside(self.most, prompt) for prompt in self._prompt_sizes}
-        longest = Layout(self.most, self._prompt_sizes[-1], MOST_CHUNKS)
+        self._prompt_sizes = prompt_sizes(self.most, most_tokens)
+        self._most_tokens = max(size.prompt for size in self._prompt_sizes)
+        longest = Layout(self.most, self._most_tokens, MOST_CHUNKS)
         self._inputs = torch.zeros(longest.length, dtype=torch.int32, device=device)
         self._chunk_slots = torch.zeros(MOST_CHUNKS * table.shape[1], dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(longest.tokens, dtype=torch.int64, device=device)
@@ -96,26 +96,27 @@ class StepGraphs:
         self._logits = torch.zeros((longest.samples, config.vocab_size), dtype=torch.float32, device=device)
         self._workspace = Workspace(device)
         self._captured: dict[Size, _Captured] = {}
-        self._chosen: dict[Size, Size] = {}
+        self.size_table = SizeTable(self._serves)
         self.memory = GraphMemory()
 
     def sizes(self) -> list[Size]:
         """Of all graphs, largest first, so that the smaller ones share its memory."""
-        sizes = [
-            *(Size(size, prompt) for prompt, sizes in self._sizes_beside.items() for size in sizes),
-            *(Size(size, 0) for size in self._decode_sizes),
-        ]
+        sizes = [*self._prompt_sizes, *(Size(size, 0) for size in self._decode_sizes)]
         sizes += [Size(decode, prompt, splits=True) for decode, prompt, _ in sizes if self._reads_twice(prompt)]
-        return sorted(sizes, key=lambda size: (size.decode + size.prompt, size), reverse=True)
+        return sorted(sizes, key=lambda size: (size.tokens, size), reverse=True)
 
     def first_sizes(self) -> list[Size]:
         """Those that serve every step, if not as fast as all together. In the order of `sizes`."""
-        prompts = coarse(self._prompt_sizes)
-        first = {Size(decode, prompt) for decode, prompt in itertools.product((0, self.most), prompts)}
-        first |= {Size(EARLY_ROWS, prompt) for prompt in self._prompt_sizes if prompt <= LITTLE}
-        first |= {Size(self.most, prompt, splits=True) for prompt in prompts}
-        first |= {Size(size, 0) for size in coarse(self._decode_sizes)}
-        return [size for size in self.sizes() if size in first]
+        totals = {*coarse(sorted({size.tokens for size in self._prompt_sizes})), self._most_tokens}
+        alone = set(coarse(self._decode_sizes))
+        return [size for size in self.sizes() if self._is_first(size, totals, alone)]
+
+    def _is_first(self, size: Size, totals: set[int], alone: set[int]) -> bool:
+        if not size.prompt:
+            return size.decode in alone
+        if size.decode == EARLY_ROWS and size.tokens <= LITTLE and not size.splits:
+            return True
+        return size.tokens in totals and (size.decode == self.most or not (size.decode or size.splits))
 
     def _reads_twice(self, prompt: int) -> bool:
         reader = self._attention.reader
@@ -142,35 +143,27 @@ class StepGraphs:
         """
         whole = self._decoder
         self._decoder = whole.thin()
-        alike = {prompt for prompt in self._prompt_sizes[:-1] if prompt not in KINDS}
-        for size in [size for size in self.sizes() if size.prompt not in alike and not size.splits]:
+        for size in [size for size in self.sizes() if not size.splits and self._is_of_its_kind(size)]:
             layout = Layout(size.decode, size.prompt, MOST_CHUNKS if size.prompt else 0)
             self._forward(layout, self._send(StepRows([], [], []), layout, "split"), "split")
         self._decoder = whole
 
+    def _is_of_its_kind(self, size: Size) -> bool:
+        return not size.prompt or size.tokens in KINDS or size.prompt == self._most_tokens
+
     def _take(self, size: Size) -> None:
-        self._captured[size] = self._capture(size)
-        self._chosen.clear()
+        captured = self._captured[size] = self._capture(size)
+        self.size_table.add(size, captured.graph.seconds())
 
-    def _choose(self, wanted: Size) -> Size:
-        """The smallest captured size that a step fits into."""
-        chosen = self._chosen.get(wanted)
-        if chosen is None:
-            fitting = [
-                size
-                for size, captured in self._captured.items()
-                if size.decode >= wanted.decode
-                and size.prompt >= wanted.prompt
-                and (size.prompt > 0) == (wanted.prompt > 0)
-                and (captured.reader != "hopper" or not wanted.splits or self._attention.is_whole(size.prompt))
-                and (wanted.splits or not size.splits)
-            ]
-            chosen = self._chosen[wanted] = min(fitting, key=lambda size: (size.prompt, size.decode))
-        return chosen
+    def _serves(self, size: Size, splits: bool) -> bool:
+        """Whether a captured size is for chunks whose keys are split, or are not."""
+        if splits:
+            return self._captured[size].reader != "hopper" or self._attention.is_whole(size.prompt)
+        return not size.splits
 
-    def prompt_size(self, tokens: int) -> int:
-        """See `Runner.prompt_size`; once all sizes are captured."""
-        return next((size for size in self._prompt_sizes if size >= tokens), tokens) if tokens else 0
+    def added_s(self, rows: int, tokens: int) -> float | None:
+        """See `Runner.added_s`."""
+        return self.size_table.added_s(rows, tokens) if self._captured else None
 
     def fits(self, rows: StepRows) -> bool:
         """Whether a captured size is large enough."""
@@ -178,7 +171,7 @@ class StepGraphs:
             bool(self._captured)
             and len(rows.decodes) <= self.most
             and len(rows.chunks) <= MOST_CHUNKS
-            and rows.num_prompt_tokens <= self._prompt_sizes[-1]
+            and rows.num_prompt_tokens <= self._most_tokens
         )
 
     @torch.inference_mode()
@@ -186,7 +179,7 @@ class StepGraphs:
         """Launches a step that `fits`."""
         tokens = rows.num_prompt_tokens
         splits = tokens > 0 and self._attention.splits(rows.chunk_lengths, tokens)
-        size = self._choose(Size(len(rows.decodes), tokens, splits))
+        size = self.size_table.choose(Size(len(rows.decodes), tokens, splits))
         decode, prompt, _ = size
         captured = self._captured[size]
         plan = self._send(rows, Layout(decode, prompt, MOST_CHUNKS if prompt else 0), captured.reader)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 LITTLE: Final = 256
-"""Chunks of so many tokens come beside streams most of all; they are captured early, with `EARLY_ROWS`."""
+"""Steps of so many tokens are most of those beside streams; they are captured early, with `EARLY_ROWS`."""
 EARLY_ROWS: Final = 48
-KINDS: Final = (64, 128, 256, 1024)
-"""Of chunks; with others kernels are launched as with one of these, or with most of all tokens."""
-
+KINDS: Final = (64, 128, 256, 1040)
+"""Tokens of steps with chunks; with others kernels are launched as with one of these, or with most of all tokens."""
+LEAST: Final = 16
+"""Tokens of chunks that a step is captured for."""
 WIDTHS: Final = (2, 4, 8, 16)
 """Tokens of a row with drafts: those of `engine.speculation.chains.LENGTHS`, and the one before them."""
 MOST_CHECKED: Final = 512
@@ -28,6 +29,11 @@ class Size(NamedTuple):
     prompt: int
     splits: bool = False
 
+    @property
+    def tokens(self) -> int:
+        """Of the step."""
+        return self.decode + self.prompt
+
 
 def decode_sizes(most: int) -> list[int]:
     """Captured numbers of decode rows: close together where a step is short, at most an eighth too large beyond."""
@@ -39,32 +45,69 @@ def decode_sizes(most: int) -> list[int]:
     return sizes if sizes and sizes[-1] == most else [*sizes, most]
 
 
-def sizes_beside(most: int, prompt: int) -> list[int]:
-    """Numbers of decode rows that are captured beside so many tokens of chunks: few where those cost most of a step."""
-    if prompt <= 512:
-        sizes = [8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512]
-    elif prompt <= 1024:
-        sizes = [8, 32, 128, 384]
+def rows_beside(most: int, tokens: int) -> list[int]:
+    """Numbers of decode rows among so many tokens: few where the step is long. Multiples of 16, as kernels like it."""
+    if tokens <= 640:
+        sizes = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    elif tokens <= 1216:
+        sizes = [32, 128, 384]
     else:
         sizes = [64, 256]
     return [0, *(size for size in sizes if size <= 3 * most // 4), most]
 
 
-def prompt_sizes(most: int) -> list[int]:
-    """Captured numbers of tokens of chunks: where products of an H200 are fast. 832 tokens take longer than 864. Beside
-    decoding they are few, and what is filled up is room that others miss: those lie closer together.
+def token_sizes(most: int) -> list[int]:
+    """Captured numbers of tokens of steps with chunks, rows that decode among them: products read all weights for them
+    together, in tiles. These take an H200 least for each token; a layer of Qwen3-VL-8B takes 288 µs at 512 tokens and
+    351 at 576, 418 at 768 and 545 at 832.
     """
-    sizes = [*range(64, 257, 32), *range(320, 769, 64), 864, 928, *range(1024, 1153, 64)]
-    sizes += [*range(1280, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
+    sizes = [
+        64,
+        96,
+        128,
+        144,
+        160,
+        176,
+        208,
+        256,
+        304,
+        384,
+        432,
+        512,
+        592,
+        640,
+        688,
+        768,
+        816,
+        848,
+        944,
+        1040,
+        1120,
+        1216,
+    ]
+    sizes += [*range(1536, 2049, 256), *range(2560, 4097, 512), *range(5120, 16385, 1024)]
     return [size for size in sizes if size <= most] or [most]
 
 
-def most_graphs(most: int, tokens: int) -> int:
-    """How many steps are captured at most of so many rows and tokens of chunks, each prompt size for either way to read
-    its keys, with those of drafts that are captured ahead; others of those come as they are needed.
+def prompt_sizes(most: int, tokens: int) -> list[Size]:
+    """Captured steps with chunks of at most so many tokens, beside at most so many rows. Beside most rows there is one
+    for as many tokens as there is without rows.
     """
-    beside = sum(len(sizes_beside(most, prompt)) for prompt in prompt_sizes(tokens))
-    return 2 * beside + len(decode_sizes(most)) + len(checked_ahead(most))
+    totals = token_sizes(tokens)
+    sizes = {
+        Size(decode, total - decode)
+        for total in totals
+        for decode in rows_beside(most, total)
+        if total - decode >= LEAST
+    }
+    return sorted(sizes | {Size(0, totals[-1]), Size(most, totals[-1])})
+
+
+def most_graphs(most: int, tokens: int) -> int:
+    """How many steps are captured at most of so many rows and tokens of chunks, each of those with chunks for either
+    way to read their keys, with those of drafts that are captured ahead; others of those come as they are needed.
+    """
+    return 2 * len(prompt_sizes(most, tokens)) + len(decode_sizes(most)) + len(checked_ahead(most))
 
 
 def coarse(sizes: Sequence[int]) -> list[int]:

@@ -22,7 +22,7 @@ class Table:
         """See `Costs`; so the others."""
         return 10 * MS + self.prompt_s(tokens - rows)
 
-    def prompt_s(self, tokens: int) -> float:
+    def prompt_s(self, tokens: int, rows: int = 0) -> float:
         """Tokens, at their price."""
         return self.token_s * tokens
 

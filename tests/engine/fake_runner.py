@@ -90,9 +90,9 @@ class FakeRunner:
         """As told."""
         return self.slices_of_picture
 
-    def prompt_size(self, tokens: int) -> int:
-        """Nothing is filled up."""
-        return tokens
+    def added_s(self, rows: int, tokens: int) -> float | None:
+        """See `Runner.added_s`."""
+        return None
 
     def begin(self, pixels: torch.Tensor) -> FakeEncoding:
         """One picture, slice by slice."""

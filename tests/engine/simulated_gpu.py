@@ -210,13 +210,13 @@ def _without_pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     return unpinned
 
 
-def simulate(patch: pytest.MonkeyPatch, *, interpreted: bool = False, prompt_sizes: Sequence[int] = ()) -> None:
+def simulate(patch: pytest.MonkeyPatch, *, interpreted: bool = False, token_sizes: Sequence[int] = ()) -> None:
     """From here on until `patch` is undone, this process's GPU code runs on the CPU.
 
     Args:
         patch: Puts back what is replaced.
         interpreted: Whether Triton's interpreter runs the kernels; torch does otherwise.
-        prompt_sizes: Captured numbers of tokens of chunks, fewer than there are otherwise.
+        token_sizes: Captured numbers of tokens of steps with chunks, fewer than there are otherwise.
     """
     import_kernels()
     from engine.gpu.graph import Graph
@@ -226,6 +226,7 @@ def simulate(patch: pytest.MonkeyPatch, *, interpreted: bool = False, prompt_siz
     replays = Replays()
     patch.setattr(Graph, "__init__", lambda graph, run, memory: replays.capture(graph, run, memory))
     patch.setattr(Graph, "replay", lambda graph: replays.replay(graph))
+    patch.setattr(Graph, "seconds", lambda graph: 0.0)
     patch.setattr("torch.cuda.Event", Event)
     patch.setattr("torch.cuda.synchronize", lambda device=None: None)
     patch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor)
@@ -234,8 +235,8 @@ def simulate(patch: pytest.MonkeyPatch, *, interpreted: bool = False, prompt_siz
     patch.setattr("engine.attention.flashinfer_backend._FLOAT_BYTES", 64)
     patch.setattr("engine.attention.flashinfer_backend._INT_BYTES", 1 << 16)
     patch.setattr("engine.attention.flashinfer_backend._PLAN_BYTES", 1 << 10)
-    if prompt_sizes:
-        patch.setattr("engine.gpu.step_graphs.prompt_sizes", lambda most: list(prompt_sizes))
+    if token_sizes:
+        patch.setattr("engine.gpu.step_sizes.token_sizes", lambda most: list(token_sizes))
 
 
 def load_simulated(

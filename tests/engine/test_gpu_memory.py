@@ -80,11 +80,10 @@ def test_what_is_kept_for_graphs_is_enough_for_all_that_are_captured(most: int) 
 
     import_kernels()
     from engine.gpu.step_graphs import StepGraphs
-    from engine.gpu.step_sizes import checked_ahead, decode_sizes, most_graphs, prompt_sizes, sizes_beside
+    from engine.gpu.step_sizes import checked_ahead, decode_sizes, most_graphs, prompt_sizes
 
     graphs: Any = StepGraphs.__new__(StepGraphs)
-    graphs._decode_sizes, graphs._prompt_sizes = decode_sizes(most), prompt_sizes(4096)
-    graphs._sizes_beside = {prompt: sizes_beside(most, prompt) for prompt in graphs._prompt_sizes}
+    graphs._decode_sizes, graphs._prompt_sizes = decode_sizes(most), prompt_sizes(most, 4096)
     graphs._attention = Twice()
     captured = len(graphs.sizes()) + len(checked_ahead(most))
     assert captured <= most_graphs(most, engine.gpu.memory.MOST_STEP_TOKENS) <= 1.1 * captured

@@ -23,7 +23,7 @@ PROMPTS = (32, 64, 96, 128)
 @pytest.fixture(scope="module", autouse=True)
 def simulated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        simulate(patch, prompt_sizes=PROMPTS)
+        simulate(patch, token_sizes=PROMPTS)
         patch.setattr("engine.attention.flashinfer_backend.ENOUGH_TILES", 5)  # enough tokens for it: 96
         yield
 
@@ -70,11 +70,11 @@ def test_few_sizes_stand_at_first_and_serve_every_step(runner: Any) -> None:
     graphs = runner.graphs
     first, every = set(graphs._captured), set(graphs.sizes())
     assert first == set(graphs.first_sizes()) < every
-    assert len(first) == 4 + 2 * 3
+    assert len(first) == 4 + 3 + 4, "rows, alone; chunks, alone; both, once more for as many chunks as there are alone"
     expected = _eager(runner)
     assert _said(runner) == expected
     for decode, prompt, splits in every:
-        chosen = graphs._choose(Size(decode, prompt, splits))
+        chosen = graphs.size_table.choose(Size(decode, prompt, splits))
         assert chosen in first
         assert chosen.decode >= decode
         assert chosen.prompt >= prompt
@@ -99,7 +99,7 @@ def test_the_others_follow_one_at_a_time_largest_first(runner: Any) -> None:
     assert [size.decode + size.prompt for size in followed] == sorted(
         (size.decode + size.prompt for size in missing), reverse=True
     )
-    assert all(graphs._choose(size) == size for size in graphs.sizes())
+    assert all(graphs.size_table.choose(size) == size for size in graphs.sizes())
 
 
 def test_graphs_of_drafts_follow_all_others_where_somebody_drafts(runner: Any) -> None:

@@ -43,7 +43,7 @@ def test_tritons_kernels_say_what_plain_torch_says(family: str, tmp_path: Path) 
     found = []
     for interpreted in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            simulate(patch, interpreted=interpreted, prompt_sizes=[8, 32])
+            simulate(patch, interpreted=interpreted, token_sizes=[8, 32])
             runner = load_simulated(folder, max_rows=3)
             rows_of_table(runner, 3, 40)
             assert runner.graphs is not None
@@ -68,7 +68,7 @@ def test_guesses_by_tritons_kernels_are_those_of_plain_torch(
     found = []
     for interpreted in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            simulate(patch, interpreted=interpreted, prompt_sizes=[8, 32])
+            simulate(patch, interpreted=interpreted, token_sizes=[8, 32])
             runner = load_simulated(tiny_model, max_rows=3, draft_head=str(head))
             rows_of_table(runner, 3, 40)
             runner.step([Row(row, 0, _ids(row, 6 + row), None) for row in range(3)])

@@ -67,7 +67,7 @@ DRAWS = [
 @pytest.fixture(scope="module", autouse=True)
 def simulated() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        simulate(patch, prompt_sizes=[64, 256])
+        simulate(patch, token_sizes=[64, 256])
         patch.setattr("engine.gpu.drafters.HEAD_DIMS", range(128))  # those of tiny models
         yield
 

@@ -116,7 +116,7 @@ def test_slices_and_tokens_share_the_time_of_a_step() -> None:
 class Padded(Table):
     """Tokens are paid for by the sixteen."""
 
-    def prompt_s(self, tokens: int) -> float:
+    def prompt_s(self, tokens: int, rows: int = 0) -> float:
         """See `Costs`."""
         return self.token_s * (-(-tokens // 16) * 16)
 
@@ -265,7 +265,7 @@ def test_room_grows_smoothly_as_a_queue_grows_and_ages(overlaps: bool) -> None:
 
 def test_tokens_of_prompts_count_for_what_they_take_in_chunks_that_fit() -> None:
     class Dear(Table):
-        def prompt_s(self, tokens: int) -> float:
+        def prompt_s(self, tokens: int, rows: int = 0) -> float:
             return super().prompt_s(tokens) + 1 * MS * max(tokens - 20, 0)
 
     budget = StepBudget(Dear(token_s=0.05 * MS), 0.0, 0.3)
@@ -342,7 +342,7 @@ def test_whatever_devices_charge_something_of_a_prompt_fits_beside_streams(
         def decode_s(self, rows: int, tokens: int) -> float:
             return decode_s
 
-        def prompt_s(self, tokens: int) -> float:
+        def prompt_s(self, tokens: int, rows: int = 0) -> float:
             return tokens * token_s + chunk_s * (tokens > 0)
 
     budget = StepBudget(Charging(), itl_target_s, overlaps=overlaps)

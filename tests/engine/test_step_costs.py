@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.batch import SampledToken
+from engine.gpu.size_table import SizeTable
+from engine.gpu.step_sizes import Size, prompt_sizes, token_sizes
 from engine.step_costs import Curve, Load, StepCosts
 from engine.step_measure import measure
 from tests.engine.fake_runner import FakeRunner, LateRunner
@@ -111,15 +113,48 @@ def test_a_runner_is_measured_at_start(make: type[FakeRunner], slices: int) -> N
     assert costs.slice_s(1 / slices) > 0
 
 
-def test_what_steps_are_filled_up_to_costs_as_much() -> None:
-    costs = StepCosts(lambda tokens: -(-tokens // 64) * 64)
-    costs.prompt.add(64, 0.5)
-    costs.prompt.add(128, 1.0)
-    assert [costs.prompt_s(tokens) for tokens in (0, 1, 64, 65, 128)] == [0, 0.5, 0.5, 1.0, 1.0]
+def test_where_steps_are_filled_up_prompts_cost_what_sizes_add_and_keys_beyond_that() -> None:
+    costs = StepCosts(lambda rows, tokens: -(-(rows + tokens) // 64) * 0.5 - 0.5)
+    assert [costs.prompt_s(tokens, 4) for tokens in (0, 1, 60, 61, 124)] == [0, 0, 0, 0.5, 0.5]
+    costs.prompt.add(16, 0.25)
     costs.decode.add(4, 1.0)
-    assert costs.decode_s(4, 20) == 1.125, "drafts are no chunks"
-    costs.stepped(Load(4, 4, 65), 3.0, 0.0)
-    assert costs.prompt_s(128) == pytest.approx(2.0), "twice as long as at start, by its full size"
+    assert costs.decode_s(4, 20) == 1.25, "drafts are no chunks"
+    costs.stepped(Load(4, 4, 61), 2.0, 0.0)
+    assert [costs.prompt_s(tokens, 4) for tokens in (0, 1, 60, 61, 125)] == [0, 0.5, 0.5, 1.0, 1.5]
+    costs.stepped(Load(4, 4, 61), 0.5, 0.0)
+    costs.stepped(Load(4, 4, 61), 0.5, 0.0)
+    assert costs.prompt_s(61, 4) == 0.5, "no keys take less than none"
+    assert costs.decode_s(4, 20) == 1.25
+
+
+def test_the_quickest_captured_size_serves() -> None:
+    """Whatever its size; among those as quick the smallest."""
+    table = SizeTable(lambda size, splits: size.splits or not splits)
+    seconds = {(8, 0): 1.0, (64, 0): 1.5, (0, 64): 1.0, (8, 56): 1.2, (64, 64): 2.0, (64, 128): 4.0, (64, 192): 3.0}
+    for (decode, prompt), elapsed_s in seconds.items():
+        table.add(Size(decode, prompt), elapsed_s)
+    table.add(Size(8, 100, splits=True), 9.0)
+    chosen = {(8, 0): (8, 0), (9, 0): (64, 0), (0, 9): (0, 64), (8, 56): (8, 56), (8, 57): (64, 64), (9, 65): (64, 192)}
+    for (decode, prompt), expected in chosen.items():
+        assert table.choose(Size(decode, prompt)) == Size(*expected)
+    assert table.choose(Size(8, 100, splits=True)) == Size(8, 100, splits=True)
+    for nobody in (Size(65, 0), Size(65, 1), Size(0, 193), Size(8, 101, splits=True)):
+        with pytest.raises(LookupError, match="is captured"):
+            table.choose(nobody)
+    added = [table.added_s(8, tokens) for tokens in (0, 1, 56, 57, 65, 192, 384)]
+    assert added == pytest.approx([0, 0.2, 0.2, 1.0, 2.0, 2.0, 4.0])
+    assert table.added_s(0, 64) == 1.0, "alone"
+    table.add(Size(64, 128), 2.5)
+    assert table.choose(Size(9, 65)) == Size(64, 128), "captured anew, it is quicker"
+
+
+def test_steps_beside_rows_hold_as_many_tokens_of_prompts_as_those_without() -> None:
+    for most, tokens in ((1, 4096), (13, 300), (64, 4096), (64, 20), (512, 4096)):
+        sizes = prompt_sizes(most, tokens)
+        top = max(size.prompt for size in sizes)
+        assert top == token_sizes(tokens)[-1] <= max(tokens, 16)
+        assert {Size(0, top), Size(most, top)} <= set(sizes)
+        assert all(size.decode <= most and size.prompt > 0 for size in sizes)
 
 
 def test_where_steps_overlap_one_lasts_from_a_result_to_the_next() -> None:

@@ -21,14 +21,16 @@ import torch
 from engine.batch import Row, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.gpu.step_sizes import prompt_sizes, sizes_beside
+from engine.gpu.size_table import SizeTable
+from engine.gpu.step_sizes import Size, decode_sizes, prompt_sizes
 from engine.speculation.drafter import Drafter
 from engine.step_measure import measure
 from preprocess.wire import EngineRequest, MediaItem, Pixels, SamplingParams, TextOptions, TokenEvents
 from server.bench.figures import percentile
 
 MS: Final = 1e-3
-PROMPT_SIZES: Final = [0, *prompt_sizes(4096)]
+MOST_TOKENS: Final = 4096
+"""Of chunks in a captured step."""
 SHAPE: Final = (1, 768, 1024, 3)
 VISION_TOKENS: Final = 768
 PROMPT_TOKENS: Final = 800
@@ -161,6 +163,9 @@ class TimedRunner:
         self.max_rows = max_rows
         self.num_slots = 300_000
         self.slot_table = torch.zeros((max_rows, self.max_positions), dtype=torch.int32)
+        self._sizes = SizeTable(lambda size, splits: True)
+        for size in [*prompt_sizes(max_rows, MOST_TOKENS), *(Size(size, 0) for size in decode_sizes(max_rows))]:
+            self._sizes.add(size, shape.step_s([0], size.prompt, size.decode))
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Whole pictures."""
@@ -176,9 +181,9 @@ class TimedRunner:
         """A picture."""
         return TimedEncoding(self)
 
-    def prompt_size(self, tokens: int) -> int:
-        """See `Runner.prompt_size`."""
-        return next((size for size in PROMPT_SIZES if size >= tokens), tokens)
+    def added_s(self, rows: int, tokens: int) -> float:
+        """See `Runner.added_s`."""
+        return self._sizes.added_s(rows, tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """At once."""
@@ -190,10 +195,10 @@ class TimedRunner:
             row.start + 1 for row in rows if len(row.token_ids) == 1 + len(row.drafted) and row.sampling is not None
         ]
         drafts = sum(len(row.drafted) for row in rows)
-        prompt = self.prompt_size(sum(len(row.token_ids) for row in rows) - len(decodes) - drafts)
-        padded = next(size for size in sizes_beside(self.max_rows, prompt) if size >= len(decodes))
+        prompt = sum(len(row.token_ids) for row in rows) - len(decodes) - drafts
+        size = self._sizes.choose(Size(len(decodes), prompt))
         self.time.now_s += self._host * (0.6 + 0.016 * len(decodes)) * MS
-        step_s = self.shape.step_s(decodes, prompt, padded) + drafts * self._draft_s
+        step_s = self.shape.step_s(decodes, size.prompt, size.decode) + drafts * self._draft_s
         done_s = self.time.work(step_s * self._random.gauss(1.0, self._noise))
         sampled = sum(1 + len(row.drafted) for row in rows if row.sampling is not None)
         return TimedFlight(self.time, done_s, self.says(sampled))
