@@ -2,9 +2,9 @@
 
     step = decode of so many rows  +  so many tokens of prompts beside it  +  so many slices of pictures
 
-`engine.step_budget` plans by it. Shared machines are noisy and texts grow, so what counts are medians of the newest
-measurements; between sizes lie straight lines. What prompts add to a step is the difference of two noisy times and
-comes in every size, so there the shape of the start stays and one factor is learned.
+`engine.step_budget` plans by it. Shared machines are noisy, so what counts are medians of the newest measurements;
+between sizes lie straight lines. Where several parts come in one step only their sum is seen: `engine.step_factors`
+tells by how much each is off.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from engine.step_factors import MOST_OFF, Factors
+
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts."""
 HICCUP: Final = 1.5
 """Of the first two the lesser counts where the other is so many times as long: libraries may have made something ready.
 """
-RATIOS: Final = 15
-"""The same for what prompts take, as a part of what they took at start."""
-LEAST_SHARE: Final = 0.05
-"""A prompt that adds less than this to a step says nothing about prompts."""
-LEAST_RATIO: Final = 0.25
-MOST_RATIO: Final = 8.0
 CLASSES: Final = 4
 """Sizes of an octave that are told apart, above 8."""
 
@@ -128,49 +124,50 @@ class StepCosts:
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
-        self._ratios: deque[float] = deque(maxlen=RATIOS)
-        self._ratio = 1.0
+        self._factors = Factors()  # of what the curves say
 
     def decode_s(self, rows: int, tokens: int) -> float:
         """See `Costs.decode_s`: drafts cost what tokens of prompts do, but nothing is filled up for them."""
-        return self.decode.at(rows) + self.prompt.at(tokens - rows) * self._ratio
+        return self.decode.at(rows) * self._factors.decode + self.prompt.at(tokens - rows) * self._factors.prompt
 
     def prompt_s(self, tokens: int) -> float:
         """See `Costs.prompt_s`."""
-        return self.prompt.at(self._prompt_size(tokens)) * self._ratio
+        return self.prompt.at(self._prompt_size(tokens)) * self._factors.prompt
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""
-        return self.slice.at(size)
+        return self.slice.at(size) * self._factors.slices
 
     def knows_slice(self, size: float) -> bool:
         """See `Costs.knows_slice`."""
         return self.slice.knows(size)
 
     def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
-        """See `Costs.stepped`. What is not known by itself is what the known parts leave; a step without rows that
-        decode is no measure of what prompts cost beside them.
+        """See `Costs.stepped`. A step without rows that decode is no measure of what others take beside them. Slices
+        that are new, or make a step take something else altogether, are what the other parts leave.
         """
         if not load.rows:
             return
-        decode_s = self.decode_s(load.rows, load.tokens)
-        if encoding_s is None and load.slices:
-            if len(load.slices) == 1:
-                size, count = load.slices[0]
-                self.slice.add(size, (elapsed_s - decode_s - self.prompt_s(load.prompt_tokens)) / count)
-            return
-        rest_s = elapsed_s - (encoding_s or 0.0)
-        if load.prompt_tokens:
-            at_start_s = self.prompt.at(self._prompt_size(load.prompt_tokens))
-            self._learn_ratio(rest_s - decode_s, at_start_s, decode_s)
-        elif load.tokens == load.rows:
-            self.decode.add(load.rows, rest_s)
-
-    def _learn_ratio(self, prompt_s: float, at_start_s: float, decode_s: float) -> None:
-        if at_start_s <= LEAST_SHARE * decode_s:
-            return
-        self._ratios.append(min(max(prompt_s / at_start_s, LEAST_RATIO), MOST_RATIO))
-        self._ratio = sorted(self._ratios)[len(self._ratios) // 2]
+        slices = load.slices if encoding_s is None else []
+        step_s = elapsed_s - (encoding_s or 0.0)
+        if not slices and not load.prompt_tokens:
+            if load.tokens > load.rows:
+                return
+            self.decode.add(load.rows, step_s / self._factors.decode)
+        prompt_s = self.prompt.at(self._prompt_size(load.prompt_tokens)) + self.prompt.at(load.tokens - load.rows)
+        slices_s = sum(self.slice.at(size) * count for size, count in slices)
+        parts_s = self.decode.at(load.rows), prompt_s, slices_s
+        if slices:
+            expected_s = self._factors.expected_s(parts_s)
+            is_off = abs(step_s - expected_s) > MOST_OFF * expected_s
+            are_to_blame = is_off or not all(self.slice.knows(size) for size, _ in slices)
+            if len(slices) == 1:
+                size, count = slices[0]
+                off_s = (step_s - expected_s) / self._factors.slices if are_to_blame else 0.0
+                self.slice.add(size, (slices_s + off_s) / count)
+            if are_to_blame:
+                return
+        self._factors.correct(parts_s, step_s)
 
     def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
         """See `Costs.encoded`."""

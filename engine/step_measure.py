@@ -23,8 +23,10 @@ PROMPTS: Final = (16, 64, 256, 1024)
 BESIDE: Final = 8
 """Rows that decode while prompts are measured."""
 PROMPTS_AHEAD: Final = (64, 128, 192, 256, 384, 512, 1024)
-BESIDE_AHEAD: Final = 32
-"""The same for a GPU, where these take milliseconds; reading weights hides the first tokens, and then no more."""
+BESIDE_AHEAD: Final = 40
+"""The same for a GPU, where these take milliseconds; reading weights hides the first tokens, and then no more. Rows are
+filled up to some size beside prompts, and these to one of middling rest.
+"""
 CONTEXT: Final = 64
 """Tokens before those that decode."""
 REPEATS: Final = 3
