@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,10 +56,10 @@ QUEUE: Final = 0.4
 """Two are to be served within this part of it; more of them as much sooner as they are more."""
 MOST_SHARE: Final = 0.9
 """Of the time; decoding gets the rest, however long the queue."""
-EVEN: Final = 1.1
-"""Prompts may come this much faster than rows end, so that rows do not stand empty."""
-HARDLY: Final = 1.5
+HARDLY: Final = 0.75
 """Steps whose prompts take so many times as long as their decoding serve a queue hardly later than longer ones."""
+USUAL_STEPS: Final = 128
+"""So many steps tell how much work comes beside decoding."""
 NEWEST_ANSWERS: Final = 64
 """So many requests tell how long prompts and answers are."""
 SHARE: Final = 0.25
@@ -194,6 +194,7 @@ class StepBudget:
         self.steps_over_target = 0
         self.encoder_slices = 0
         self._answers = Answers()
+        self._usual_s = 0.0  # of others' work beside decoding, a step
         self._overlaps = overlaps
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
@@ -231,7 +232,7 @@ class StepBudget:
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
         if crowd > 1.0:
-            needed_s = self._needed_s(decode_s, steady_s, queue, self.enough_s / crowd)
+            needed_s = max(self._needed_s(decode_s, steady_s, queue, self.enough_s / crowd), self._usual_s)
             left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
@@ -249,9 +250,12 @@ class StepBudget:
         assert self.costs is not None
         if not self._overlaps:
             return sys.maxsize
-        even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
-        until_s = max(HARDLY * decode_s, self.costs.prompt_s(LEAST_CHUNK))
-        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), until_s, key=self.costs.prompt_s))
+        costs, most = self.costs, range(1, queue.prompt_tokens + 1)
+        even = math.ceil(queue.rows * self._answers.prompt_tokens_each)
+        even_s = costs.prompt_s(even)
+        below, above = bisect_left(most, even_s, key=costs.prompt_s), bisect_right(most, even_s, key=costs.prompt_s)
+        until_s = max(HARDLY * decode_s, costs.prompt_s(LEAST_CHUNK))
+        return max(below if even - below < above - even else above, bisect_right(most, until_s, key=costs.prompt_s))
 
     def _target_s(self, decode_s: float) -> float:
         return self._itl_target_s or max(self._steady * decode_s, self._unseen_s)
@@ -287,10 +291,12 @@ class StepBudget:
         """A step was planned; its time passes."""
         if self.costs is None:
             return
-        self.now_s += self.costs.prompt_s(load.prompt_tokens)
-        self.now_s += sum(self.costs.slice_s(size) * count for size, count in load.slices)
+        others_s = self.costs.prompt_s(load.prompt_tokens)
+        others_s += sum(self.costs.slice_s(size) * count for size, count in load.slices)
+        self.now_s += others_s
         if load.rows:
             self.now_s += self.costs.decode_s(load.rows, load.tokens)
+            self._usual_s += (others_s - self._usual_s) / USUAL_STEPS
 
     def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
         """So many slices of a picture took so long; see `Costs.encoded`."""
