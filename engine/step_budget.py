@@ -7,8 +7,9 @@ The target binds while one request waits for its first token, and that for less 
 the room grows with its waiting.
 
 Where several wait, steps give prompts and pictures that part of the time which has all of them served within `QUEUE`,
-and sooner the more they are. So room grows smoothly with the work that waits, from none to nearly all that there is; a
-queue that comes at a steady rate is served at that rate, and little throughput is given away.
+and sooner the more they are, and at least as much as they gave of late. So room grows smoothly with the work that
+waits, from none to nearly all that there is; a queue that comes at a steady rate is served at that rate, and little
+throughput is given away.
 
     work that waits, of the time in which it is to be done    0     1/4    1/3    1/2    `MOST_SHARE`
     a step, by its decoding                                   1     4/3    3/2     2     10
@@ -21,6 +22,8 @@ together ask together, and if all their prompts were taken first, all would deco
 
     a prompt a step     │ d+P │ d+P │ d+P │ d+P │ d │ d │ d │ d │      d: decoding, P: a prompt, p: half of one
     spread              │ d+p │ d+p │ d+p │ d+p │ d+p │ d+p │ …        as often as a row ends and another one comes
+
+Faster than that they would leave steps that decode alone again, once in the time of an answer, for good.
 
 A step begins one new picture at most. Where nobody decodes it takes everything at once.
 
@@ -244,8 +247,9 @@ class StepBudget:
         self._answers.add(prompt_tokens, answer_tokens)
 
     def _even_tokens(self, decode_s: float, queue: Queue) -> int:
-        """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, and at
-        least those that take `HARDLY` times as long as decoding, or `LEAST_CHUNK`.
+        """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, in the
+        nearest size that steps are filled up to, and at least those that take `HARDLY` times as long as decoding, or
+        `LEAST_CHUNK`.
         """
         assert self.costs is not None
         if not self._overlaps:
