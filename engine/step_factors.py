@@ -17,7 +17,7 @@ import numpy as np
 NOISE: Final = 0.05
 """Of what a step takes, as a part of it; standard deviations, as all of these."""
 DOUBTS: Final = (0.3, 0.1, 0.1)
-"""In the factors at first. Decoding was measured behind short texts."""
+"""In the factors at first, and at most. Decoding was measured behind short texts."""
 DRIFTS: Final = (0.01, 0.003, 0.003)
 """Of the factors from step to step."""
 MOST_OFF: Final = 0.1
@@ -34,7 +34,6 @@ class Factors:
     def __init__(self) -> None:
         self.decode = self.prompt = self.slices = 1.0
         self._doubt = np.diag(np.square(DOUBTS))  # covariance of the factors, (3, 3)
-        self._drift = np.diag(np.square(DRIFTS))
 
     def expected_s(self, parts_s: Sequence[float]) -> float:
         """What a step takes whose parts take so long by their curves."""
@@ -49,6 +48,7 @@ class Factors:
         parts = np.array(parts_s) / expected_s
         shared = self._doubt @ parts
         gain = shared / (parts @ shared + NOISE**2)
-        self._doubt += self._drift - np.outer(gain, shared)
+        self._doubt -= np.outer(gain, shared)
+        self._doubt += np.diag(np.where(self._doubt.diagonal() < np.square(DOUBTS), np.square(DRIFTS), 0.0))
         factors = np.clip((self.decode, self.prompt, self.slices) + gain * off, LEAST, MOST)
         self.decode, self.prompt, self.slices = factors.tolist()
