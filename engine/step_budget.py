@@ -7,8 +7,9 @@ The target binds while one request waits for its first token, and that for less 
 the room grows with its waiting.
 
 Where several wait, steps give prompts and pictures that part of the time which has all of them served within `QUEUE`,
-and sooner the more they are. So room grows smoothly with the work that waits, from none to nearly all that there is; a
-queue that comes at a steady rate is served at that rate, and little throughput is given away.
+and sooner the more they are, and at least as much as they gave of late. So room grows smoothly with the work that
+waits, from none to nearly all that there is; a queue that comes at a steady rate is served at that rate, and little
+throughput is given away.
 
     work that waits, of the time in which it is to be done    0     1/4    1/3    1/2    `MOST_SHARE`
     a step, by its decoding                                   1     4/3    3/2     2     10
@@ -22,6 +23,8 @@ together ask together, and if all their prompts were taken first, all would deco
     a prompt a step     │ d+P │ d+P │ d+P │ d+P │ d │ d │ d │ d │      d: decoding, P: a prompt, p: half of one
     spread              │ d+p │ d+p │ d+p │ d+p │ d+p │ d+p │ …        as often as a row ends and another one comes
 
+Faster than that they would leave steps that decode alone again, once in the time of an answer, for good.
+
 A step begins one new picture at most. Where nobody decodes it takes everything at once.
 
 Time here is what the costs say that the steps so far take, no clock: for one table of costs the same requests in the
@@ -32,7 +35,7 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,10 +60,12 @@ QUEUE: Final = 0.4
 """Two are to be served within this part of it; more of them as much sooner as they are more."""
 MOST_SHARE: Final = 0.9
 """Of the time; decoding gets the rest, however long the queue."""
-EVEN: Final = 1.1
-"""Prompts may come this much faster than rows end, so that rows do not stand empty."""
-HARDLY: Final = 1.5
+HARDLY: Final = 0.75
 """Steps whose prompts take so many times as long as their decoding serve a queue hardly later than longer ones."""
+NEARLY: Final = 0.97
+"""Of the prompts that come while rows end a step may take so many, if more would have to be filled up."""
+USUAL_STEPS: Final = 128
+"""So many steps tell how much work comes beside decoding."""
 NEWEST_ANSWERS: Final = 64
 """So many requests tell how long prompts and answers are."""
 SHARE: Final = 0.25
@@ -198,6 +203,7 @@ class StepBudget:
         self.steps_over_target = 0
         self.encoder_slices = 0
         self._answers = Answers()
+        self._usual_s = 0.0  # of others' work beside decoding, a step
         self._overlaps = overlaps
         self._itl_target_s = itl_target_s
         self._ttft_target_s = ttft_target_s
@@ -235,7 +241,7 @@ class StepBudget:
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
         if crowd > 1.0:
-            needed_s = self._needed_s(load, steady_s, queue, self.enough_s / crowd)
+            needed_s = max(self._needed_s(load, steady_s, queue, self.enough_s / crowd), self._usual_s)
             left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
@@ -247,16 +253,20 @@ class StepBudget:
         self._answers.add(prompt_tokens, answer_tokens)
 
     def _even_tokens(self, load: Load, queue: Queue) -> int:
-        """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, and at
-        least those that take `HARDLY` times as long as decoding, or `LEAST_CHUNK`.
+        """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, as far
+        as steps are filled up or nearly so, and at least those that take `HARDLY` times as long as decoding, or
+        `LEAST_CHUNK`.
         """
         assert self.costs is not None
         if not self._overlaps:
             return sys.maxsize
-        even = math.ceil(EVEN * queue.rows * self._answers.prompt_tokens_each)
-        prompt_s = partial(self.costs.prompt_s, rows=load.rows)
+        prompt_s, most = partial(self.costs.prompt_s, rows=load.rows), range(1, queue.prompt_tokens + 1)
+        even = math.ceil(queue.rows * self._answers.prompt_tokens_each)
+        even_s = prompt_s(even)
+        below, above = bisect_left(most, even_s, key=prompt_s), bisect_right(most, even_s, key=prompt_s)
         until_s = max(HARDLY * self.costs.decode_s(load.rows, load.tokens), prompt_s(LEAST_CHUNK))
-        return max(even, bisect_right(range(1, queue.prompt_tokens + 1), until_s, key=prompt_s))
+        spread = below if above > even and below > NEARLY * even else above
+        return max(spread, bisect_right(most, until_s, key=prompt_s))
 
     def _target_s(self, decode_s: float) -> float:
         return self._itl_target_s or max(self._steady * decode_s, self._unseen_s)
@@ -294,10 +304,12 @@ class StepBudget:
         """A step was planned; its time passes."""
         if self.costs is None:
             return
-        self.now_s += self.costs.prompt_s(load.prompt_tokens, load.rows)
-        self.now_s += sum(self.costs.slice_s(size) * count for size, count in load.slices)
+        others_s = self.costs.prompt_s(load.prompt_tokens, load.rows)
+        others_s += sum(self.costs.slice_s(size) * count for size, count in load.slices)
+        self.now_s += others_s
         if load.rows:
             self.now_s += self.costs.decode_s(load.rows, load.tokens)
+            self._usual_s += (others_s - self._usual_s) / USUAL_STEPS
 
     def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
         """So many slices of a picture took so long; see `Costs.encoded`."""

@@ -2,10 +2,10 @@
 
     step = decode of so many rows  +  so many tokens of prompts beside it  +  so many slices of pictures
 
-`engine.step_budget` plans by it. Shared machines are noisy and texts grow, so what counts are medians of the newest
-measurements; between sizes lie straight lines. What prompts add to a step is the difference of two noisy times and
-comes in every size, so there the shape of the start stays, and one factor is learned; or, where steps are filled up,
-what the runner says of its sizes, and how much more the keys take that prompts read.
+`engine.step_budget` plans by it. Shared machines are noisy, so what counts are medians of the newest measurements;
+between sizes lie straight lines. Where steps are filled up the runner says what prompts add to each size, but for the
+keys that they read. Where several parts come in one step only their sum is seen: `engine.step_factors` tells by how
+much each is off.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from engine.step_factors import MOST_OFF, Factors
+
 SAMPLES: Final = 7
 """The median of so many of the newest measurements counts."""
 HICCUP: Final = 1.5
 """Of the first two the lesser counts where the other is so many times as long: libraries may have made something ready.
 """
-RATIOS: Final = 15
-"""The same for what prompts take, as a part of what they took at start, or beyond what the size of a step says."""
-LEAST_SHARE: Final = 0.05
-"""A prompt that adds less than this to a step says nothing about prompts."""
-LEAST_RATIO: Final = 0.25
-MOST_RATIO: Final = 8.0
 CLASSES: Final = 4
 """Sizes of an octave that are told apart, above 8."""
 
@@ -129,59 +125,65 @@ class StepCosts:
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
-        self._ratios: deque[float] = deque(maxlen=RATIOS)
-        self._ratio = 1.0
-        self._beyond: deque[float] = deque(maxlen=RATIOS)
-        self._beyond_s = 0.0
+        self._keys_s: list[float] = []
+        self._factors = Factors()  # of what the curves say
 
     def decode_s(self, rows: int, tokens: int) -> float:
         """See `Costs.decode_s`: drafts cost what tokens of prompts do, but nothing is filled up for them."""
-        return self.decode.at(rows) + self.prompt.at(tokens - rows) * self._ratio
+        return self.decode.at(rows) * self._factors.decode + self.prompt.at(tokens - rows) * self._factors.prompt
 
     def prompt_s(self, tokens: int, rows: int = 0) -> float:
         """See `Costs.prompt_s`."""
+        return self._prompt_at(tokens, rows) * self._factors.prompt
+
+    def add_prompt(self, rows: int, tokens: int, elapsed_s: float) -> None:
+        """A measurement at start: so many tokens of a prompt add so much to a step of so many rows."""
+        self.prompt.add(tokens, elapsed_s)
+        added_s = self._added_s(rows, tokens)
+        if added_s is not None:
+            self._keys_s = sorted([*self._keys_s, elapsed_s - added_s])
+
+    def _prompt_at(self, tokens: int, rows: int) -> float:
         added_s = self._added_s(rows, tokens)
         if added_s is None:
-            return self.prompt.at(tokens) * self._ratio
-        return added_s + self._beyond_s if tokens else 0.0
+            return self.prompt.at(tokens)
+        keys_s = self._keys_s[len(self._keys_s) // 2] if self._keys_s else 0.0
+        return added_s + max(keys_s, 0.0) if tokens else 0.0
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""
-        return self.slice.at(size)
+        return self.slice.at(size) * self._factors.slices
 
     def knows_slice(self, size: float) -> bool:
         """See `Costs.knows_slice`."""
         return self.slice.knows(size)
 
     def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
-        """See `Costs.stepped`. What is not known by itself is what the known parts leave; a step without rows that
-        decode is no measure of what prompts cost beside them.
+        """See `Costs.stepped`. A step without rows that decode is no measure of what others take beside them. Slices
+        that are new, or make a step take something else altogether, are what the other parts leave.
         """
         if not load.rows:
             return
-        decode_s = self.decode_s(load.rows, load.tokens)
-        if encoding_s is None and load.slices:
-            if len(load.slices) == 1:
-                size, count = load.slices[0]
-                self.slice.add(size, (elapsed_s - decode_s - self.prompt_s(load.prompt_tokens, load.rows)) / count)
-            return
-        rest_s = elapsed_s - (encoding_s or 0.0)
-        if load.prompt_tokens:
-            self._learn_prompt(load, rest_s - decode_s, decode_s)
-        elif load.tokens == load.rows:
-            self.decode.add(load.rows, rest_s)
-
-    def _learn_prompt(self, load: Load, prompt_s: float, decode_s: float) -> None:
-        added_s = self._added_s(load.rows, load.prompt_tokens)
-        if added_s is not None:
-            self._beyond.append(prompt_s - added_s)
-            self._beyond_s = max(sorted(self._beyond)[len(self._beyond) // 2], 0.0)
-            return
-        at_start_s = self.prompt.at(load.prompt_tokens)
-        if at_start_s <= LEAST_SHARE * decode_s:
-            return
-        self._ratios.append(min(max(prompt_s / at_start_s, LEAST_RATIO), MOST_RATIO))
-        self._ratio = sorted(self._ratios)[len(self._ratios) // 2]
+        slices = load.slices if encoding_s is None else []
+        step_s = elapsed_s - (encoding_s or 0.0)
+        if not slices and not load.prompt_tokens:
+            if load.tokens > load.rows:
+                return
+            self.decode.add(load.rows, step_s / self._factors.decode)
+        prompt_s = self._prompt_at(load.prompt_tokens, load.rows) + self.prompt.at(load.tokens - load.rows)
+        slices_s = sum(self.slice.at(size) * count for size, count in slices)
+        parts_s = self.decode.at(load.rows), prompt_s, slices_s
+        if slices:
+            expected_s = self._factors.expected_s(parts_s)
+            is_off = abs(step_s - expected_s) > MOST_OFF * expected_s
+            are_to_blame = is_off or not all(self.slice.knows(size) for size, _ in slices)
+            if len(slices) == 1:
+                size, count = slices[0]
+                off_s = (step_s - expected_s) / self._factors.slices if are_to_blame else 0.0
+                self.slice.add(size, (slices_s + off_s) / count)
+            if are_to_blame:
+                return
+        self._factors.correct(parts_s, step_s)
 
     def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
         """See `Costs.encoded`."""

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from engine.batch import OverlappedRunner, Row, RowSampling, Runner, is_awaited
-from engine.step_costs import Load, StepCosts
+from engine.step_costs import StepCosts
 from preprocess.wire import SamplingParams
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -60,10 +60,7 @@ class _Measurement:
         for tokens in sizes:
             is_first = tokens == sizes[0]
             if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
-                elapsed_s = self._step_s(beside, tokens)
-                costs.prompt.add(tokens, elapsed_s - costs.decode.at(beside))
-                if runner.added_s(beside, tokens) is not None:
-                    costs.stepped(Load(beside, beside, tokens), elapsed_s, 0.0)
+                costs.add_prompt(beside, tokens, self._step_s(beside, tokens) - costs.decode.at(beside))
         return costs
 
     def _picture(self, costs: StepCosts) -> None:

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -66,8 +66,40 @@ class Shape:
         return products_s + self.fixed_s + sum(contexts) / 1000 * self.context_s + chunks_s
 
 
+@dataclass(frozen=True)
+class Measured(Shape):
+    """Chunks beside 33 rows take what was measured, by their size; products by tiles are no straight line."""
+
+    chunks: tuple[tuple[int, float], ...] = ()
+
+    def step_s(self, contexts: Sequence[int], prompt: int, padded_rows: int) -> float:
+        """See `Shape.step_s`."""
+        sizes, times_s = zip(*self.chunks, strict=True)
+        chunk_s = float(np.interp(prompt, sizes, times_s)) if prompt else 0.0
+        return self.weights_s + self.fixed_s + sum(contexts) / 1000 * self.context_s + chunk_s
+
+    def slower(self, times: float) -> Measured:
+        """At pictures and prompts."""
+        chunks = tuple((size, times * time_s) for size, time_s in self.chunks)
+        return replace(self, picture_s=times * self.picture_s, chunks=chunks)
+
+
 QWEN3_VL_2B: Final = Shape(1.36 * MS, 0.0046 * MS, 0.36 * MS, 0.034 * MS, 0.0026 * MS, 5.8 * MS, 12)
 QWEN3_VL_8B: Final = Shape(4.2 * MS, 0.0195 * MS, 0.45 * MS, 0.041 * MS, 0.003 * MS, 8.6 * MS, 14)
+QWEN2_5_VL_3B: Final = Shape(1.95 * MS, 0.0086 * MS, 0.42 * MS, 0.0165 * MS, 0.0016 * MS, 11.0 * MS, 16)
+_SIZES: Final = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 832, 1024)
+_SIZES_MS: Final = (0.8, 1.25, 1.65, 2.1, 2.3, 2.5, 3.1, 3.7, 4.7, 5.9, 7.2, 8.4, 13.6, 17.5)
+QWEN3_VL_8B_BESIDE: Final = Measured(
+    4.2 * MS,
+    0.0,
+    0.37 * MS,
+    0.0403 * MS,
+    0.0,
+    9.24 * MS,
+    14,
+    chunks=tuple((size, ms * MS) for size, ms in zip(_SIZES, _SIZES_MS, strict=True)),
+)
+"""64, 128, 192 and 512 tokens and slices as measured beside 33 rows; the others between."""
 
 
 class Time:
@@ -163,9 +195,9 @@ class TimedRunner:
         self.max_rows = max_rows
         self.num_slots = 300_000
         self.slot_table = torch.zeros((max_rows, self.max_positions), dtype=torch.int32)
-        self._sizes = SizeTable(lambda size, splits: True)
+        self.sizes = SizeTable(lambda size, splits: True)
         for size in [*prompt_sizes(max_rows, MOST_TOKENS), *(Size(size, 0) for size in decode_sizes(max_rows))]:
-            self._sizes.add(size, shape.step_s([0], size.prompt, size.decode))
+            self.sizes.add(size, shape.step_s([0], size.prompt, size.decode))
 
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Whole pictures."""
@@ -183,7 +215,7 @@ class TimedRunner:
 
     def added_s(self, rows: int, tokens: int) -> float:
         """See `Runner.added_s`."""
-        return self._sizes.added_s(rows, tokens)
+        return self.sizes.added_s(rows, tokens)
 
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """At once."""
@@ -196,7 +228,7 @@ class TimedRunner:
         ]
         drafts = sum(len(row.drafted) for row in rows)
         prompt = sum(len(row.token_ids) for row in rows) - len(decodes) - drafts
-        size = self._sizes.choose(Size(len(decodes), prompt))
+        size = self.sizes.choose(Size(len(decodes), prompt))
         self.time.now_s += self._host * (0.6 + 0.016 * len(decodes)) * MS
         step_s = self.shape.step_s(decodes, size.prompt, size.decode) + drafts * self._draft_s
         done_s = self.time.work(step_s * self._random.gauss(1.0, self._noise))
@@ -338,14 +370,19 @@ class Closed:
     itl_p50_ms: float
 
 
-def closed_loop(server: Server, clients: int, *, rounds: int = 8, tokens: int = 128) -> Closed:
-    """So many clients, each with a new picture as soon as it is answered, as `beholder bench load`."""
+def closed_loop(
+    server: Server, clients: int, *, rounds: int = 8, tokens: int = 128, media_s: tuple[float, float] = (0.0, 0.0)
+) -> Closed:
+    """So many clients, each with a new picture as soon as it is answered, as `beholder bench load`. `media_s`: what
+    preparing one takes longer than `BEFORE_S`, at least and at most.
+    """
     left = dict.fromkeys(range(clients), rounds)
+    chance = random.Random(1)
 
     def ask(client: int) -> None:
         if left[client]:
             left[client] -= 1
-            server.send(f"{client}.{left[client]}", tokens, delay_s=AFTER_S)
+            server.send(f"{client}.{left[client]}", tokens, delay_s=AFTER_S + chance.uniform(*media_s))
 
     server.ended = lambda name: ask(int(name.split(".")[0]))
     started_s = server.time.now_s
