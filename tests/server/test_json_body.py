@@ -18,6 +18,7 @@ from preprocess.wire import GenerationOptions, ImagePart, Job, Lease, Look, Mess
 from preprocess.wire.framing import FRAME_BYTES, frames_of, job_of
 from server.intake import Call, caption_call, caption_from_json, chat_call
 from server.json_body import LIFT_BYTES, MAX_SKELETON_BYTES, MAX_VALUES, STRINGS_A_TURN, JsonBody, Lifter
+from server.routes.connection import THREAD_BYTES
 from server.settings import Settings
 
 SETTINGS = Settings(served_model_name=("m",))
@@ -67,6 +68,16 @@ def test_a_long_picture_leaves_the_body_and_comes_back_in_its_place() -> None:
     assert short == ImagePart(data_url="data:,short")
     assert isinstance(second, VideoPart)
     assert second.max_frames == 4
+
+
+def test_a_picture_of_ordinary_size_is_not_handed_to_a_thread_which_takes_longer_than_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = json.dumps(asks(picture())).encode()
+    monkeypatch.setattr(asyncio, "to_thread", None)
+    assert content(chat(raw).messages[0].content[0]) == URL
+    with pytest.raises(TypeError):  # what takes long is
+        chat(json.dumps(asks(picture("data:," + "A" * 2 * THREAD_BYTES))).encode())
 
 
 @pytest.mark.parametrize(
