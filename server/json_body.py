@@ -34,8 +34,11 @@ LARGE_BYTES: Final = 64 << 10
 """Reading a skeleton of this size takes less than a millisecond."""
 STRINGS_A_TURN: Final = 2000
 _KEYS: Final = frozenset({b"url", b"image_url", b"video_url", b"image", b"images", b"video"})
+_SIGNS: Final = 1024
+"""Of a longer string that stay where they are."""
 _HEAD: Final = re.compile(
-    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,1024}", re.DOTALL
+    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,%d}" % _SIGNS,
+    re.DOTALL,
 )
 """What stays of a longer string, as JSON writes it: a data URL's head, which the rules look at. It ends within no
 sign, of however many bytes or escapes."""
@@ -207,7 +210,7 @@ class Lifter:
             self._skeleton += text
             return
         content = bytes(self._skeleton[self._start :]) + text[:room]  # a head is far shorter
-        head = _HEAD.match(content).end()  # type: ignore[union-attr] # it matches nothing, too
+        head = _head_bytes(content)
         self._skeleton[self._start :] = content[:head]
         self._lifting = [content[head:], text[room:]]
 
@@ -228,6 +231,13 @@ class Lifter:
         self._end = len(self._skeleton)
         self._skeleton += b'"'
         self._is_inside = False
+
+
+def _head_bytes(content: bytes) -> int:
+    """How much of a long string stays where it is."""
+    if content[:_SIGNS].isascii() and b"\\" not in content[:_SIGNS]:  # as of every picture
+        return _SIGNS
+    return _HEAD.match(content).end()  # type: ignore[union-attr] # it matches nothing, too
 
 
 async def _text_of(pieces: list[bytes]) -> bytes:
