@@ -5,7 +5,6 @@ The server hears of admission and statistics; tokens go to the detokenizer.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -72,8 +71,6 @@ def main() -> None:
     runner.report_to(child.beat)
     engine = Engine(config, runner, costs=costs, grammars=grammars)
     loop = EngineLoop(engine, child, inbox)
-    gc.collect()
-    gc.freeze()  # what was loaded stays: the collector need not look at it again, in the middle of a step
     rows = min(PACE_ROWS, runner.max_rows)
     pace = engine.budget.pace(rows)
     child.ready(

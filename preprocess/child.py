@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -97,7 +98,13 @@ class Child:
         return push_socket(self.context, self.boot.socket_folder, name)
 
     def ready(self, **facts: object) -> None:
-        """Tell the launcher that this process takes work; `facts` go into its start-up table."""
+        """Tell the launcher that this process takes work; `facts` go into its start-up table.
+
+        What was loaded until now stays. The garbage collector, which takes 44 ms to go through that of the server, need
+        not look at it again in the middle of somebody's answer.
+        """
+        gc.collect()
+        gc.freeze()
         self._report(Status("ready", facts=dict(facts)))
 
     def uses(self, other: ChildState) -> None:

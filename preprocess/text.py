@@ -9,9 +9,11 @@ picture's. The pieces between those are encoded with special tokens switched off
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from itertools import repeat
 from typing import Any, Final
 
 from tokenizers import AddedToken
@@ -24,6 +26,10 @@ from preprocess.model_folder import ModelFolder, bad_folder
 from preprocess.spans import Span, spans_of
 from preprocess.tokenizer import load_tokenizer
 from preprocess.wire import ImagePart, Message, TextPart, VideoPart
+
+CACHED_PIECES: Final = 64
+"""Pieces of text whose ids are kept; of this many and this length they take 10 MB."""
+CACHED_CHARACTERS: Final = 16_384
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -64,7 +70,7 @@ class PromptEncoder:
             if token.special or token.content in guarded
         }
         self._special_ids = frozenset(token_id for token_id, _ in self._special.values())
-        self._find_special = _any_of(self._special)
+        self._find_special = _runs_of(self._special)
         plain_spelled = [token.content for _, token in self._special.values() if not token.special]
         self._find_matched_anyway = _any_of(plain_spelled) if plain_spelled else None
         self._template = ChatTemplate(folder.chat_template, folder.named_tokens)
@@ -72,6 +78,7 @@ class PromptEncoder:
         harmless = [literal for literal in self._template.literals if self._is_harmless(literal)]
         self._find_harmless = re.compile(f"({_any_of(harmless).pattern})") if harmless else None
         self._bos = folder.named_tokens.get("bos_token")
+        self._known_ids_of = lru_cache(CACHED_PIECES)(self._ids_of)
         self._prefix, self._suffix = self._added_around()
         self._longest_token = max(map(len, self._tokenizer.get_vocab()))
 
@@ -131,7 +138,7 @@ class PromptEncoder:
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of plain text alone."""
-        return self._encode_piece(valid_unicode(text))
+        return list(self._encode_piece(valid_unicode(text)))
 
     # ---- before rendering: the client's text is made harmless -----------------------------------------------------
 
@@ -236,10 +243,10 @@ class PromptEncoder:
         position = 0
         strip_next = False
         for match in self._find_special.finditer(prompt):
-            token_id, token = self._special[match.group()]
-            if match.start() > position:  # a picture is hundreds of control tokens with nothing between them
+            token_id, token = self._special[match[1]]
+            if match.start() > position:
                 yield from self._encode_plain(_between(prompt[position : match.start()], strip_next, token), restore)
-            yield token_id
+            yield from repeat(token_id, len(match[0]) // len(match[1]))
             position, strip_next = match.end(), token.rstrip
         yield from self._encode_plain(_between(prompt[position:], strip_next, None), restore)
 
@@ -255,7 +262,11 @@ class PromptEncoder:
                 position = match.start() + 1
         yield from self._encode_piece(text[position:])
 
-    def _encode_piece(self, text: str) -> list[int]:
+    def _encode_piece(self, text: str) -> Sequence[int]:
+        """What a template writes around turns, and what a camera is asked of every frame, comes again and again."""
+        return self._known_ids_of(text) if len(text) <= CACHED_CHARACTERS else self._ids_of(text)
+
+    def _ids_of(self, text: str) -> Sequence[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if not self._special_ids.isdisjoint(ids):  # a normaliser or merge made one after all: one character at a time
             ids = [i for char in text for i in self._tokenizer.encode(char, add_special_tokens=False).ids]
@@ -273,7 +284,16 @@ class PromptEncoder:
         return [], []
 
 
-def _any_of(spellings: Sequence[str] | dict[str, tuple[int, AddedToken]]) -> re.Pattern[str]:
+def _runs_of(spellings: Mapping[str, object]) -> re.Pattern[str]:
+    """Group 1 is one of the spellings. All of the match is that one again and again: a picture is hundreds of one
+    control token. Only where none is the beginning of another: else what looks like a second one may be the longer.
+    """
+    is_prefix_free = not any(other != one and other.startswith(one) for one in spellings for other in spellings)
+    again = r"\1*" if is_prefix_free else ""
+    return re.compile(f"({_any_of(spellings).pattern}){again}")
+
+
+def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
     """Leftmost, then longest, as the tokenizer matches."""
     return re.compile("|".join(re.escape(spelling) for spelling in sorted(spellings, key=len, reverse=True)))
 

@@ -49,7 +49,8 @@ def create_app(settings: Settings, service: Service) -> FastAPI:
     metrics = Metrics(settings.model_name, service, settings.arena_bytes)
     uploads = ImageStore(int(settings.image_store_mb * MEBIBYTE), settings.image_ttl_s)
     context = Context(settings, service, metrics, version, created_s=int(time.time()), images=uploads)
-    # Request models are msgspec's, so FastAPI has no schema to show; its pages would load scripts from elsewhere.
+    # Request models are msgspec's, so FastAPI has no schema to show; its pages would load scripts from elsewhere. And
+    # routes are Starlette's (`add_route`): FastAPI's own look for dependencies first, as long as half a request's way.
     app = FastAPI(
         title="Beholder", version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )

@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from preprocess.errors import ClientError
 from preprocess.wire import ImagePart, Message, TextPart, VideoPart
-from server.routes.connection import BodyBudget, body_chunks
+from server.routes.connection import BodyBudget, body_chunks, joined
 
 MAX_SKELETON_BYTES: Final = 8 << 20
 """What a body holds besides its pictures and clips: more text than any context takes."""
@@ -34,8 +34,11 @@ LARGE_BYTES: Final = 64 << 10
 """Reading a skeleton of this size takes less than a millisecond."""
 STRINGS_A_TURN: Final = 2000
 _KEYS: Final = frozenset({b"url", b"image_url", b"video_url", b"image", b"images", b"video"})
+_SIGNS: Final = 1024
+"""Of a longer string that stay where they are."""
 _HEAD: Final = re.compile(
-    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,1024}", re.DOTALL
+    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,%d}" % _SIGNS,
+    re.DOTALL,
 )
 """What stays of a longer string, as JSON writes it: a data URL's head, which the rules look at. It ends within no
 sign, of however many bytes or escapes."""
@@ -50,7 +53,7 @@ class JsonBody:
     def __init__(self, skeleton: bytes, rests: list[bytes], mark: str) -> None:
         self.skeleton = skeleton
         self._rests = rests
-        self._mark = re.compile(f"\0{mark}:([0-9]+)$")
+        self._mark = mark
 
     async def read(self, build: Callable[[bytes], T], messages_of: Callable[[T], list[Message]]) -> T:
         """What a request asks for, with the lifted media in the places that they came from.
@@ -89,16 +92,13 @@ class JsonBody:
         return found
 
     def _with_rest(self, part: ImagePart | VideoPart) -> ImagePart | VideoPart:
-        mark = self._mark.search(part.data_url)
-        if mark is None:
-            return part
-        return msgspec.structs.replace(part, data_url=part.data_url[: mark.start()], rest=self._rests[int(mark[1])])
+        head, mark, index = part.data_url.rpartition(f"\0{self._mark}:")
+        return msgspec.structs.replace(part, data_url=head, rest=self._rests[int(index)]) if mark else part
 
     def _whole(self) -> bytes:
         """The JSON as it came, where that is not too large."""
-        mark = self._mark.pattern.removeprefix("\0").removesuffix(":([0-9]+)$")
         raw = re.sub(
-            rb"\\u0000" + mark.encode() + rb":([0-9]+)",
+            rb"\\u0000" + self._mark.encode() + rb":([0-9]+)",
             lambda found: msgspec.json.encode(self._rests[int(found[1])].decode("utf-8", "replace"))[1:-1],
             self.skeleton,
         )
@@ -167,10 +167,13 @@ class Lifter:
             raise _too_much_text()
 
     async def finish(self) -> JsonBody:
-        """The whole body. What is long is put together in a thread, where that does not hold Python's lock."""
+        """The whole body."""
         if self._lifting is not None:  # text that ends in a string
             self._close()
-        rests = [await asyncio.to_thread(_joined, pieces) for pieces in self._lifted]
+        rests: list[bytes] = []
+        for pieces in self._lifted:
+            rests.append(await _text_of(pieces))
+            await asyncio.sleep(0)
         return JsonBody(bytes(self._skeleton), rests, self._mark)
 
     def _outside(self, segment: bytes, *, opens: bool) -> None:
@@ -202,12 +205,14 @@ class Lifter:
         if self._lifting is not None:
             self._lifting.append(text)
             return
-        self._skeleton += text
-        if self._may_lift and len(self._skeleton) - self._start > LIFT_BYTES:
-            content = self._skeleton[self._start :]
-            head = _HEAD.match(content).end()  # type: ignore[union-attr] # it matches nothing, too
-            self._lifting = [bytes(content[head:])]
-            del self._skeleton[self._start + head :]
+        room = LIFT_BYTES + self._start - len(self._skeleton)
+        if not self._may_lift or len(text) <= room:
+            self._skeleton += text
+            return
+        content = bytes(self._skeleton[self._start :]) + text[:room]  # a head is far shorter
+        head = _head_bytes(content)
+        self._skeleton[self._start :] = content[:head]
+        self._lifting = [content[head:], text[room:]]
 
     def _quote_in_text(self) -> None:
         """A quotation mark within a string: pictures have none, so this is something else."""
@@ -228,14 +233,22 @@ class Lifter:
         self._is_inside = False
 
 
-def _joined(pieces: list[bytes]) -> bytes:
-    """A string's content from its JSON text, in pieces, which may end within an escape such as ``\\/``."""
+def _head_bytes(content: bytes) -> int:
+    """How much of a long string stays where it is."""
+    if content[:_SIGNS].isascii() and b"\\" not in content[:_SIGNS]:  # as of every picture
+        return _SIGNS
+    return _HEAD.match(content).end()  # type: ignore[union-attr] # it matches nothing, too
+
+
+async def _text_of(pieces: list[bytes]) -> bytes:
+    """A string's content from its JSON text, in pieces."""
     if any(b"\\" in piece for piece in pieces):
-        pieces = list(_unescaped(pieces))
-    return b"".join(pieces)
+        return await asyncio.to_thread(lambda: b"".join(_unescaped(pieces)))
+    return await joined(pieces)
 
 
 def _unescaped(pieces: list[bytes]) -> Iterator[bytes]:
+    """The same of text with escapes such as ``\\/``, within which pieces may end."""
     kept = b""
     for i, piece in enumerate(pieces):
         piece, kept = kept + piece, b""

@@ -32,19 +32,21 @@ def positions(items: Sequence[Item], spans: Sequence[Sequence[tuple[int, int]]])
         items: What the prompt shows, in order.
         spans: For each, the (start, length) runs of its tokens in the prompt.
     """
-    parts: list[npt.NDArray[np.int32]] = [np.empty((3, 0), np.int32)]
+    total = max((start + length for runs in spans for start, length in runs), default=0)
+    placed = np.empty((3, total), np.int32)
     end = following = base = 0
     for item, runs in zip(items, spans, strict=True):
         seen = 0
         for start, length in runs:
             if start > end:
-                text = np.arange(following, following + start - end, dtype=np.int32)
-                parts.append(np.broadcast_to(text, (3, len(text))))
-                following += len(text)
+                placed[:, end:start] = np.arange(following, following + start - end)
+                following += start - end
             if start > end or not item.index:  # else the clip goes on
                 base = following
-            rows, columns = np.divmod(np.arange(seen, seen + length, dtype=np.int32), item.layout.token_columns)
-            parts.append(base + np.stack((np.full_like(rows, item.time), rows, columns)))
-            following = max(following, int(parts[-1].max()) + 1)
+            run = placed[:, start : start + length]
+            run[0] = item.time
+            run[1], run[2] = np.divmod(np.arange(seen, seen + length), item.layout.token_columns)
+            run += base
+            following = max(following, int(run.max()) + 1)
             end, seen = start + length, seen + length
-    return np.concatenate(parts, axis=1)
+    return placed

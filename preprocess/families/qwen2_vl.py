@@ -20,6 +20,7 @@ from preprocess.families.encoder_cost import EncoderCost
 from preprocess.families.layout import PictureLayout
 from preprocess.families.settings import count, normalisation, resampling, switch
 from preprocess.model_folder import ModelFolder, bad_folder
+from preprocess.pixels import write_pixels
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -86,7 +87,7 @@ class QwenVL:
     def fill(self, image: Image.Image, layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
         """See `Family.fill`."""
         (size,) = layout.steps
-        out[...] = np.asarray(image.resize(size, self._resample))
+        write_pixels(image if image.size == size else image.resize(size, self._resample), out)
 
     def placeholder(self, layout: PictureLayout) -> str:
         """See `Family.placeholder`. The template itself writes what stands around it."""

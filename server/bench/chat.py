@@ -59,12 +59,12 @@ class Chat:
 
     Args:
         http: Whose base is the server's `/v1/`.
-        model: The name that it goes by there.
+        model: The name that it goes by there; also an attribute.
     """
 
     def __init__(self, http: HttpClient, model: str) -> None:
         self._http = http
-        self._model = model
+        self.model = model
 
     @classmethod
     @asynccontextmanager
@@ -86,23 +86,21 @@ class Chat:
                 model = _first_model(await http.get("models"))
             yield cls(http, model)
 
-    async def events(
+    def events(
         self, messages: Sequence[Mapping[str, Any]], max_tokens: int, answer: Answer | None = None
     ) -> AsyncIterator[float]:
-        """When the events came that bring something of an answer, by `time.perf_counter`: the same for those that came
-        in one read.
+        """`answer` to `body`."""
+        return self.answer(self.body(messages, max_tokens), answer)
+
+    def body(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> bytes:
+        """What is sent for a chat.
 
         Args:
             messages: The chat.
             max_tokens: Of the answer, no fewer: `ignore_eos` is set.
-            answer: Is told what came.
-
-        Raises:
-            RuntimeError: The server refused, told of an error, or sent what is no event of a chat.
-            ConnectionError: It was not reached, or not to the end.
         """
         asked = {
-            "model": self._model,
+            "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
             "ignore_eos": True,
@@ -110,8 +108,22 @@ class Chat:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        return msgspec.json.encode(asked)
+
+    async def answer(self, body: bytes, answer: Answer | None = None) -> AsyncIterator[float]:
+        """When the events came that bring something of an answer, by `time.perf_counter`: the same for those that came
+        in one read.
+
+        Args:
+            body: What is sent.
+            answer: Is told what came.
+
+        Raises:
+            RuntimeError: The server refused, told of an error, or sent what is no event of a chat.
+            ConnectionError: It was not reached, or not to the end.
+        """
         lines = EventLines()
-        async with self._http.post("chat/completions", msgspec.json.encode(asked)) as response:
+        async with self._http.post("chat/completions", body) as response:
             async for now_s, piece in response:
                 for text in lines.feed(piece):
                     if _says(text, answer):

@@ -6,9 +6,11 @@ every so often.
 
 Seconds of the streams alone and seconds with pictures take turns, since steps grow longer with the streams' texts;
 their questions are long already, so that they do so slowly. Streams should not end meanwhile: `--stream-tokens`.
-Pictures come at fixed times, whether the last one is answered or not; every picture is another. ITL is the gap between
-two events of a stream as its client sees it, or, where half of them and more come together with the one before, between
-two reads that bring some. TTFT is the time from sending a picture to the first event of its answer.
+Pictures come at fixed times, whether the last one is answered or not; every picture is another. They are drawn before,
+and sent by a process of their own, which encodes its bodies before the first one is due: the process that reads the
+streams does nothing else meanwhile, so that a gap is the server's and not this client's. ITL is the gap between two
+events of a stream as its client sees it, or, where half of them and more come together with the one before, between two
+reads that bring some. TTFT is the time from sending a picture to the first event of its answer.
 *p99 / alone* compares each gap with the median of the seconds alone before and after it, whose texts were as long.
 
 With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
@@ -21,22 +23,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
+import gc
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from server.bench.arguments import count, positive
 from server.bench.chat import Chat
 from server.bench.figures import percentile, print_rows
-from server.bench.pictures import data_url, picture, size
+from server.bench.picture_sender import LONGEST_WAIT_S, PictureSender, Sending
+from server.bench.pictures import size
 from server.bench.serving import add_serve_option, refuse_serve_option, serving
 
 SIDES: Final = {"as they come": ["--ttft-target-ms", "0"], "by targets": []}
 STORY: Final = "Tell a long story about a lighthouse and the people who live in it. "
-LONGEST_WAIT_S: Final = 60.0
 
 
 @dataclass
@@ -66,8 +70,6 @@ class Scenario:
 
     streams: int
     every_s: float
-    pictures: Sequence[str]
-    """As `data:` URLs, enough for all rounds: making one takes this process's time."""
     seconds: float
     turns: int
     stream_words: int
@@ -100,10 +102,6 @@ def main(arguments: list[str]) -> int:
     scenario = Scenario(
         given.streams,
         every_s,
-        [
-            data_url(picture(seed, *given.image_size))
-            for seed in range(given.rounds * given.turns * num_pictures(given.seconds, every_s))
-        ],
         given.seconds,
         given.turns,
         given.stream_words,
@@ -112,6 +110,8 @@ def main(arguments: list[str]) -> int:
     )
     totals: dict[str, Round] = {}
     with contextlib.ExitStack() as stack:
+        num_all = given.rounds * given.turns * scenario.pictures_a_turn
+        sender = stack.enter_context(PictureSender(given.image_size, num_all))
         if given.base_url:
             sides = {given.base_url: given.base_url}
         else:
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
         name_there = given.model if given.base_url else ""
         for number in range(given.rounds):
             for name, url in sides.items():
-                found = asyncio.run(measure(url, scenario, number, model=name_there, api_key=given.api_key))
+                found = asyncio.run(measure(url, scenario, sender, number, model=name_there, api_key=given.api_key))
                 totals.setdefault(name, Round()).add(found)
             print(f"round {number + 1} of {given.rounds} done", file=sys.stderr, flush=True)
     print_rows([{"side": name, **figures(total)} for name, total in totals.items()], as_json=given.json)
@@ -170,12 +170,15 @@ def figures(total: Round) -> dict[str, float | int | None]:
     }
 
 
-async def measure(url: str, scenario: Scenario, number: int = 0, *, model: str = "", api_key: str = "") -> Round:
+async def measure(
+    url: str, scenario: Scenario, sender: PictureSender, number: int = 0, *, model: str = "", api_key: str = ""
+) -> Round:
     """One round against a server.
 
     Args:
         url: Of the server, with or without ``/v1``.
         scenario: What is sent.
+        sender: Of as many pictures as all rounds take.
         number: Of the round; each asks other questions.
         model: The model's name there; empty: the first that it tells.
         api_key: What it wants to see.
@@ -184,7 +187,19 @@ async def measure(url: str, scenario: Scenario, number: int = 0, *, model: str =
         RuntimeError: Streams failed, or did not begin in time.
     """
     async with Chat.with_server(url, model=model, api_key=api_key) as chat:
-        return await _Load(chat, scenario, number).run()
+        await sender.draw()
+        gc.collect()
+        gc.freeze()  # to go through all that was loaded takes the collector as long as many a gap
+        sending = Sending(
+            url,
+            chat.model,
+            api_key,
+            first=number * scenario.turns * scenario.pictures_a_turn,
+            count=scenario.pictures_a_turn,
+            every_s=scenario.every_s,
+            max_tokens=scenario.picture_tokens,
+        )
+        return await _Load(chat, scenario, sender, sending, number).run()
 
 
 def gaps_of(quiet_ms: Sequence[Sequence[float]], beside_ms: Sequence[Sequence[float]]) -> Round:
@@ -206,14 +221,16 @@ def gaps_of(quiet_ms: Sequence[Sequence[float]], beside_ms: Sequence[Sequence[fl
 
 
 class _Load:
-    def __init__(self, chat: Chat, scenario: Scenario, number: int) -> None:
+    def __init__(self, chat: Chat, scenario: Scenario, sender: PictureSender, sending: Sending, number: int) -> None:
         self._chat = chat
         self._scenario = scenario
+        self._sender = sender
+        self._sending = sending
         self._number = number
         self._result = Round()
         self._quiet_ms: list[list[float]] = []  # gaps by turn: alone, and
         self._beside_ms: list[list[float]] = []  # beside pictures
-        self._gaps: list[float] | None = None  # where gaps go at the moment
+        self._gaps: list[tuple[float, float]] = []  # when they ended, and how long they were in ms
         self._begun: set[int] = set()
 
     async def run(self) -> Round:
@@ -232,33 +249,25 @@ class _Load:
         return self._result
 
     async def _alone(self, streams: Sequence[asyncio.Task[None]]) -> None:
-        self._gaps = []
-        self._quiet_ms.append(self._gaps)
+        self._gaps.clear()
         await self._pass(self._scenario.seconds, streams)
-        self._gaps = None
+        self._quiet_ms.append([gap_ms for _, gap_ms in self._gaps])
 
     async def _turn(self, turn: int, streams: Sequence[asyncio.Task[None]]) -> None:
         """Streams with pictures, then until these are answered."""
-        scenario, result = self._scenario, self._result
-        self._gaps = []
-        self._beside_ms.append(self._gaps)
-        pictures = []
-        due_s = time.perf_counter()
-        for index in range(scenario.pictures_a_turn):
-            pictures.append(asyncio.create_task(self._picture(turn * scenario.pictures_a_turn + index)))
-            due_s += scenario.every_s
-            await self._pass(max(due_s - time.perf_counter(), 0.0), streams)
-        self._gaps = None  # the rest of the queue is no part of the picture rate
-        done, late = await asyncio.wait(pictures, timeout=LONGEST_WAIT_S)
-        result.failed += len(late)
-        for task in late:
-            task.cancel()
-        for task in done:
-            task.result()
+        self._gaps.clear()
+        first = self._sending.first + turn * self._sending.count
+        sending = asyncio.create_task(self._sender.send(dataclasses.replace(self._sending, first=first)))
+        await self._pass(None, [*streams, sending])
+        sent = await sending
+        # Before it the sender makes ready, and the rest of the queue is no part of the picture rate.
+        self._beside_ms.append([gap_ms for now_s, gap_ms in self._gaps if sent.begun_s <= now_s < sent.ended_s])
+        self._result.ttft_ms += sent.ttft_ms
+        self._result.failed += sent.failed
 
-    async def _pass(self, seconds: float, streams: Sequence[asyncio.Task[None]]) -> None:
-        """Let time go by, unless a stream fails."""
-        done, _ = await asyncio.wait(streams, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    async def _pass(self, seconds: float | None, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """Let time go by, unless one of them ends or fails."""
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
@@ -275,27 +284,9 @@ class _Load:
         while True:
             text = f"{index}.{self._number}.{turn}: {story(self._scenario.stream_words)}"
             last_s: float | None = None
-            async for now_s in self._events(text, self._scenario.stream_tokens):
-                if last_s is not None and self._gaps is not None:
-                    self._gaps.append((now_s - last_s) * 1e3)
+            async for now_s in self._chat.events([{"role": "user", "content": text}], self._scenario.stream_tokens):
+                if last_s is not None:
+                    self._gaps.append((now_s, (now_s - last_s) * 1e3))
                 last_s = now_s
                 self._begun.add(index)
             turn += 1
-
-    async def _picture(self, index: int) -> None:
-        number = self._number * self._scenario.turns * self._scenario.pictures_a_turn + index
-        part = {"type": "image_url", "image_url": {"url": self._scenario.pictures[number]}}
-        content = [{"type": "text", "text": f"Picture {number}."}, part, {"type": "text", "text": "What is in it?"}]
-        started_s, first_s = time.perf_counter(), 0.0
-        try:
-            async for now_s in self._events(content, self._scenario.picture_tokens):
-                first_s = first_s or now_s
-        except (ConnectionError, RuntimeError) as error:
-            print(f"a picture failed: {str(error) or type(error).__name__}", file=sys.stderr)
-        if first_s:
-            self._result.ttft_ms.append((first_s - started_s) * 1e3)
-        else:
-            self._result.failed += 1
-
-    def _events(self, content: str | Sequence[Any], max_tokens: int) -> AsyncIterator[float]:
-        return self._chat.events([{"role": "user", "content": content}], max_tokens)

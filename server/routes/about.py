@@ -55,7 +55,7 @@ def router(context: Context) -> APIRouter:
         return Response(card, media_type="text/markdown")
 
     for path, endpoint in (("/v1/server", show_server), ("/v1/card", show_card)):
-        routes.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_class=Response, response_model=None)
+        routes.add_route(path, endpoint, methods=["GET", "HEAD"])
     return routes
 
 

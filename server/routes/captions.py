@@ -82,7 +82,7 @@ def router(context: Context) -> APIRouter:
             return Stream(answer, _events(caption_id, answer))
         return await _whole(caption_id, request, call, answer)
 
-    routes.add_api_route("/v1/captions", create_caption, methods=["POST"], response_class=Response, response_model=None)
+    routes.add_route("/v1/captions", create_caption, methods=["POST"])
     return routes
 
 

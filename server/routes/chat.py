@@ -155,9 +155,7 @@ def router(context: Context) -> APIRouter:
             return Stream(answer, _events(completion_id, call, answer))
         return await _whole(completion_id, request, call, answer)
 
-    routes.add_api_route(
-        "/v1/chat/completions", create_chat_completion, methods=["POST"], response_class=Response, response_model=None
-    )
+    routes.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
     return routes
 
 

@@ -78,9 +78,7 @@ def router(context: Context) -> APIRouter:
         )
         return Response(msgspec.json.encode(body), media_type="application/json")
 
-    routes.add_api_route(
-        "/v1/decisions", create_decisions, methods=["POST"], response_class=Response, response_model=None
-    )
+    routes.add_route("/v1/decisions", create_decisions, methods=["POST"])
     return routes
 
 

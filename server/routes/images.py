@@ -72,7 +72,7 @@ def router(context: Context) -> APIRouter:
         ("/v1/images/{image_id}", show, ["GET", "HEAD"]),
         ("/v1/images/{image_id}", delete, ["DELETE"]),
     ):
-        routes.add_api_route(path, endpoint, methods=methods, response_class=Response, response_model=None)
+        routes.add_route(path, endpoint, methods=methods)
     return routes
 
 

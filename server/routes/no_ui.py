@@ -24,5 +24,5 @@ def router() -> APIRouter:
         )
 
     for path in ("/", "/ui", "/ui/{rest:path}"):
-        routes.add_api_route(path, refuse, methods=["GET", "HEAD"], response_class=Response, response_model=None)
+        routes.add_route(path, refuse, methods=["GET", "HEAD"])
     return routes

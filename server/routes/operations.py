@@ -83,7 +83,7 @@ def router(context: Context) -> APIRouter:
         ("/metrics", metrics),
         ("/version", version),
     ):
-        routes.add_api_route(path, endpoint, methods=_GET, response_class=Response, response_model=None)
+        routes.add_route(path, endpoint, methods=_GET)
     return routes
 
 

@@ -45,7 +45,7 @@ def router(context: Context) -> APIRouter:
         return _json(_listed(name, find_preset(name, folder)))
 
     for path, endpoint in (("/v1/presets", list_presets), ("/v1/presets/{name}", get_preset)):
-        routes.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_class=Response, response_model=None)
+        routes.add_route(path, endpoint, methods=["GET", "HEAD"])
     return routes
 
 

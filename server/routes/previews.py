@@ -102,7 +102,7 @@ def router(context: Context) -> APIRouter:
         body = _body(shown, context.settings.model_name)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
-    routes.add_api_route("/v1/previews", create_preview, methods=["POST"], response_class=Response, response_model=None)
+    routes.add_route("/v1/previews", create_preview, methods=["POST"])
     return routes
 
 

@@ -41,5 +41,5 @@ def router(hub: Hub) -> APIRouter:
         return upgrade_required(request.url.path, "the Realtime API")
 
     routes.add_api_websocket_route("/v1/realtime", realtime)
-    routes.add_api_route("/v1/realtime", not_upgraded, methods=["GET"], response_class=Response, response_model=None)
+    routes.add_route("/v1/realtime", not_upgraded, methods=["GET"])
     return routes

@@ -48,8 +48,6 @@ def router(hub: Hub, tickets: Tickets) -> APIRouter:
         return Response(msgspec.json.encode(Ticket(tickets.issue())), headers=headers, media_type="application/json")
 
     routes.add_api_websocket_route("/v1/stream", stream)
-    routes.add_api_route("/v1/stream", not_upgraded, methods=["GET"], response_class=Response, response_model=None)
-    routes.add_api_route(
-        "/v1/stream/tickets", create_ticket, methods=["POST"], response_class=Response, response_model=None
-    )
+    routes.add_route("/v1/stream", not_upgraded, methods=["GET"])
+    routes.add_route("/v1/stream/tickets", create_ticket, methods=["POST"])
     return routes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 from urllib.parse import quote
 
@@ -45,6 +46,13 @@ def test_every_usual_spelling_is_understood(url: str) -> None:
 @given(data=st.binary(max_size=100))
 def test_any_bytes_come_back(data: bytes) -> None:
     assert decode_data_url(f"data:image/png;base64,{base64.b64encode(data).decode()}", 100) == data
+
+
+@given(text=st.text('AB/+-_=%2 \n"\\', max_size=12))
+def test_what_is_read_fast_is_what_the_standard_library_reads(text: str) -> None:
+    with contextlib.suppress(binascii.Error):
+        expected = binascii.a2b_base64(text, strict_mode=True)
+        assert decode_data_url(f"data:;base64,{text}", 100) == expected
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pictures import smooth
 from preprocess.errors import ClientError, ServiceError
 from preprocess.families import load_family
 from preprocess.model_folder import ModelFolder
-from preprocess.text import PromptEncoder
+from preprocess.text import CACHED_CHARACTERS, PromptEncoder, _any_of, _runs_of
 from preprocess.wire import ImagePart, Message, TextPart
 
 Content = list[TextPart | ImagePart]
@@ -359,3 +359,18 @@ def test_a_beginning_token_is_added_once(tiny_model: Path, tmp_path: Path) -> No
         )
         tokenizer.save(str(folder.tokenizer_path))
         assert ours(encoder_of(folder), [("user", ["x"])]).count(1) == expected
+
+
+def test_text_that_came_before_has_the_same_ids_and_nobody_can_change_them(encoder: PromptEncoder) -> None:
+    for text in ("What is in it?", "word " * (CACHED_CHARACTERS // 4)):
+        first = encoder.encode_text(text)
+        expected = list(first)
+        first.clear()
+        assert encoder.encode_text(text) == expected
+
+
+@given(st.lists(st.text("ab<", min_size=1, max_size=3), min_size=1, max_size=4), st.text("ab<", max_size=30))
+def test_a_run_of_one_control_token_is_that_many_of_it(spellings: list[str], prompt: str) -> None:
+    runs = _runs_of(dict.fromkeys(spellings)).finditer(prompt)
+    found = [match[1] for match in runs for _ in range(len(match[0]) // len(match[1]))]
+    assert found == [match[0] for match in _any_of(spellings).finditer(prompt)]

@@ -9,7 +9,7 @@ import pytest
 from serving import Served
 
 from server.bench.interference import Round, Scenario, figures, gaps_of, measure
-from server.bench.pictures import data_url, picture
+from server.bench.picture_sender import PictureSender, Sending
 
 
 def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
@@ -17,7 +17,6 @@ def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
     return Scenario(
         streams=streams,
         every_s=0.05,
-        pictures=[data_url(picture(seed, 80, 80)) for seed in range(2)],
         seconds=0.1,
         turns=1,
         stream_words=14,
@@ -27,12 +26,19 @@ def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
 
 
 def test_every_picture_is_answered_beside_streams_and_a_server_that_refuses_is_told_of(tiny_model: Path) -> None:
-    with Served(tiny_model, dtype="float32", max_running=8, kv_tokens=4096, api_key="secret") as server:
-        found = asyncio.run(measure(server.url, scenario(2), api_key="secret"))
+    served = Served(tiny_model, dtype="float32", max_running=8, kv_tokens=4096, api_key="secret")
+    with served as server, PictureSender((80, 80), 2) as sender:
+        found = asyncio.run(measure(server.url, scenario(2), sender, api_key="secret"))
         assert len(found.ttft_ms) == 2
         assert found.failed == 0
+        assert found.quiet_ms
+        assert found.beside_ms
         with pytest.raises(RuntimeError, match="404"):
-            asyncio.run(measure(server.url, scenario(2), model="another", api_key="secret"))
+            asyncio.run(measure(server.url, scenario(2), sender, model="another", api_key="secret"))
+        sending = Sending(server.url, "another", "secret", first=0, count=2, every_s=0.05, max_tokens=3)
+        sent = asyncio.run(sender.send(sending))
+    assert (sent.ttft_ms, sent.failed) == ([], 2)
+    assert 0.1 <= sent.ended_s - sent.begun_s < 60
 
 
 def test_figures_compare_with_the_streams_alone() -> None:

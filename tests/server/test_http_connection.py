@@ -14,7 +14,7 @@ import uvicorn
 from serving import PATIENCE_S
 
 from server import http_connection
-from server.http_connection import MAX_HEAD_BYTES, HttpConnection
+from server.http_connection import MAX_HEAD_BYTES, READ_BYTES, HttpConnection
 
 
 @pytest.fixture
@@ -100,3 +100,24 @@ def test_the_second_request_of_a_connection_has_the_same_time_and_a_slow_answer_
                 assert answer(connection) == b""
                 return
     raise AssertionError("no answer came")
+
+
+def test_a_large_body_is_read_in_pieces_so_that_others_get_their_turn(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    data_received = HttpConnection.data_received
+
+    def watched(connection: HttpConnection, data: bytes) -> None:
+        sizes.append(len(data))
+        data_received(connection, data)
+
+    monkeypatch.setattr(HttpConnection, "data_received", watched)
+    body = b'{"messages": "' + b"a" * 10 * READ_BYTES + b'"}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head + body)
+        connection.settimeout(PATIENCE_S)
+        assert connection.recv(1024).startswith(b"HTTP/1.1 400 ")
+    assert sum(sizes) == len(head + body)
+    assert max(sizes) <= READ_BYTES

@@ -17,7 +17,17 @@ from preprocess.errors import ClientError
 from preprocess.wire import GenerationOptions, ImagePart, Job, Lease, Look, Message, Preview, TextPart, VideoPart
 from preprocess.wire.framing import FRAME_BYTES, frames_of, job_of
 from server.intake import Call, caption_call, caption_from_json, chat_call
-from server.json_body import LIFT_BYTES, MAX_SKELETON_BYTES, MAX_VALUES, STRINGS_A_TURN, JsonBody, Lifter
+from server.json_body import (
+    _HEAD,
+    LIFT_BYTES,
+    MAX_SKELETON_BYTES,
+    MAX_VALUES,
+    STRINGS_A_TURN,
+    JsonBody,
+    Lifter,
+    _head_bytes,
+)
+from server.routes.connection import THREAD_BYTES
 from server.settings import Settings
 
 SETTINGS = Settings(served_model_name=("m",))
@@ -67,6 +77,16 @@ def test_a_long_picture_leaves_the_body_and_comes_back_in_its_place() -> None:
     assert short == ImagePart(data_url="data:,short")
     assert isinstance(second, VideoPart)
     assert second.max_frames == 4
+
+
+def test_a_picture_of_ordinary_size_is_not_handed_to_a_thread_which_takes_longer_than_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = json.dumps(asks(picture())).encode()
+    monkeypatch.setattr(asyncio, "to_thread", None)
+    assert content(chat(raw).messages[0].content[0]) == URL
+    with pytest.raises(TypeError):  # what takes long is
+        chat(json.dumps(asks(picture("data:," + "A" * 2 * THREAD_BYTES))).encode())
 
 
 @pytest.mark.parametrize(
@@ -121,6 +141,14 @@ def test_long_words_in_a_pictures_place_are_refused_as_words(sign: str, ascii_on
     raw = json.dumps(asks(picture("a" * shift + sign * 9_000)), ensure_ascii=ascii_only).encode()
     with pytest.raises(ClientError, match="is no URL"):  # which the client wrote, and no damaged JSON
         chat(raw)
+
+
+@given(st.integers(1018, 1026), st.sampled_from(["é", "😀", "\\\\", "\\u00e9", "\\ud83d\\ude00", "\x7f"]))
+def test_a_head_ends_within_no_sign(shift: int, sign: str) -> None:
+    content = ("a" * shift + sign * 9).encode()
+    found = _HEAD.match(content)
+    assert found is not None
+    assert _head_bytes(content) == found.end()
 
 
 VALUES = st.recursive(
