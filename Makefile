@@ -45,12 +45,14 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev chromium
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-# The browser of tests/ui. Where it cannot be had those tests skip and say so.
+# The browser of tests/ui, rather the one without a window. Where none can be had those tests skip and say so.
 .PHONY: chromium
 chromium:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || \
+	command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  (apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium) \
+	  install="env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends"; \
+	  (apt-get -qq update && { $$install chromium-headless-shell || $$install chromium; }) \
 	    >/dev/null 2>&1 || echo "chromium could not be installed: the tests of the page will skip"; \
 	else echo "no chromium, and no apt or no right to use it: the tests of the page will skip"; fi
 

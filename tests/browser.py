@@ -35,8 +35,13 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 PICTURES: Final = ROOT / "samples" / "pictures"
 CLIPS: Final = ROOT / "samples" / "clips"
-NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-"""What Chromium is called, in the order in which they are tried. Playwright's own comes last."""
+NAMES: Final = (
+    *("chromium-headless-shell", "chromium", "chromium-browser"),
+    *("google-chrome", "google-chrome-stable", "chrome"),
+)
+"""What Chromium is called, in the order in which they are tried. Playwright's own comes last. First the one that has no
+window, which is the same otherwise: a visit takes half the processor time of one that has.
+"""
 LAPTOP: Final = {"width": 1280, "height": 800}
 PHONE: Final = {"width": 360, "height": 740}
 PARTS: Final = [f"beholder-{name}" for name in ("header", "live", "picture", "placard", "engine")]
@@ -102,8 +107,7 @@ def another(kind: BrowserType, camera: Path | None = None, *, refuse_camera: boo
     switches = list(_SWITCHES)
     if camera is not None:
         switches += ["--use-fake-device-for-media-stream", f"--use-file-for-fake-video-capture={camera}"]
-        if not refuse_camera:
-            switches.append("--use-fake-ui-for-media-stream")
+        switches.append("--use-fake-ui-for-media-stream" + ("=deny" if refuse_camera else ""))
     browser = kind.launch(executable_path=find_browser(), args=switches)
     try:
         yield browser

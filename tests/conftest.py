@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Final
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no fault of what is tested: only pytest's own timeout counts time. Every run tries the same cases
@@ -18,6 +19,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("beholder", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("explore", settings.get_profile("beholder"), derandomize=False, print_blob=True)
 settings.load_profile("beholder")
+
+# Several workers share the cores, and threads of torch's that wait for each other on busy ones burn them.
+torch.set_num_threads(1)
 
 
 def _load(name: str) -> ModuleType:

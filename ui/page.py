@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from ui import engine_page, live, picture, placard
 from ui.anywhere import Anywhere
+from ui.kept import Kept
 from ui.theme import HEAD, theme
 
 TABS: Final = (live, picture, placard, engine_page)
@@ -44,4 +45,5 @@ def build(path: str, scratch: str) -> FastAPI:
         head=HEAD,
     )
     app.add_middleware(Anywhere, path=path)
+    app.add_middleware(Kept, path=path)
     return app

@@ -154,20 +154,21 @@ class RadixTree:
 
     def check(self, holders: dict[Node, int]) -> None:
         """Prove the invariants, given how many live holders each node has. Raises AssertionError otherwise."""
+        nodes = self._nodes()
         tokens = evictable = 0
-        for node in self._nodes():
-            tokens += len(node.ids)
-            evictable += len(node.ids) if node.locks == 0 else 0
-            assert len(node.ids) == len(node.slots), "ids and slots differ in length"
-            assert node is self.root or len(node.ids), "an empty node"
-            assert node.locks == holders.get(node, 0) + sum(child.locks for child in node.children.values()), (
-                f"{node.locks} locks, {holders.get(node, 0)} holders"
-            )
-            assert node.queued or not self._is_evictable(node), "an evictable leaf that eviction cannot find"
+        for node in nodes:
+            length, locks = len(node.ids), holders.get(node, 0)
+            assert length == len(node.slots), "ids and slots differ in length"
+            assert length or node is self.root, "an empty node"
             for first, child in node.children.items():
+                locks += child.locks
                 assert child.parent is node, "a child that does not know its parent"
                 assert first == int(child.ids[0]), "a child under a wrong key"
-        assert set(holders) <= set(self._nodes()), "a holder of a node that left the tree"
+            assert node.locks == locks, f"{node.locks} locks, {holders.get(node, 0)} holders"
+            assert node.queued or locks or not self._is_evictable(node), "an evictable leaf that eviction cannot find"
+            tokens += length
+            evictable += 0 if locks else length
+        assert holders.keys() <= set(nodes), "a holder of a node that left the tree"
         assert (tokens, evictable) == (self.num_tokens, self.num_evictable), (
             f"counted {tokens} tokens, {evictable} evictable; noted {self.num_tokens}, {self.num_evictable}"
         )

@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from engine.speculation.acceptance import Rates
 from engine.speculation.model_lengths import ModelCandidate
@@ -18,8 +18,7 @@ NUM_NEEDS: Final = 9
 NO_NEEDS: Final = array("d", (0.0, 0.0) * NUM_NEEDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A row's guesses: how many there are, and how probably they are right."""
 
     length: int

@@ -12,8 +12,7 @@ more than a hundredth; and one that has not paid is tried again now and then.
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.speculation.acceptance import Rates
 from engine.speculation.account import SURPRISE, Account
@@ -41,8 +40,7 @@ LEAST_TRUST: Final = 0.5
 FORGIVING: Final = 1 / 128
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCandidate:
+class ModelCandidate(NamedTuple):
     """What a model could guess in one row: at most `length` tokens, right with `rates`, having first computed `late`
     tokens that it has not seen.
     """
@@ -50,6 +48,10 @@ class ModelCandidate:
     length: int
     rates: Rates
     late: int = 0
+
+
+_Ranked = tuple[int, int, ModelCandidate]
+"""A candidate behind its `late` and its row, by which rows come first whose text the model knows best."""
 
 
 class ModelLengths:
@@ -122,14 +124,12 @@ class ModelLengths:
         base_rate = (rows + sum(free)) / base_s
         least = base_rate * (STAY if self.is_drafting else MARGIN) / self._trust
         best, best_rate, best_s, best_late_s = none, least, 0.0, 0.0
+        ranked = sorted((model.late, index, model) for index, model in enumerate(models) if model is not None)
         for length in MODEL_LENGTHS:
-            picked, cost_s, late_s = self._affordable(rows, plain_s, base_s, free, lengths, models, room, length)
-            if not any(picked):
+            found = self._affordable(rows, plain_s, base_s, free, lengths, ranked, room, length)
+            if found is None:
                 break
-            right = sum(
-                model.rates.expected(own) if own and model is not None else other
-                for model, own, other in zip(models, picked, free, strict=True)
-            )
+            picked, right, cost_s, late_s = found
             rate = (rows + right) / (base_s + cost_s - late_s + late_s / ROUNDS)
             if rate > best_rate:
                 best, best_rate, best_s, best_late_s = picked, rate, base_s + cost_s, late_s
@@ -141,7 +141,7 @@ class ModelLengths:
             self._next_rest = FIRST_REST
             self._rest = FIRST_REST
         elif self._rest <= 0:
-            best, best_s = self._trial(rows, plain_s, base_s, free, lengths, models, room)
+            best, best_s = self._trial(rows, plain_s, base_s, free, lengths, ranked, room)
             best_rate = base_rate
         self._promise = best_rate * plain_s / rows
         self._expected_s, self._late_s = best_s, best_late_s
@@ -203,33 +203,41 @@ class ModelLengths:
         base_s: float,
         free: Ordered[float],
         lengths: Ordered[int],
-        models: Ordered[ModelCandidate | None],
+        ranked: Ordered[_Ranked],
         room: int,
         length: int,
-    ) -> tuple[list[int], float, float]:
+    ) -> tuple[list[int], float, float, float] | None:
         """Guesses of at most `length` for rows in which they promise more than what is there, those first whose text
-        the model knows best, as far as the account and `room` go; and what they cost in seconds, and catching up of it.
+        the model knows best, as far as the account and `room` go; how many of all rows' are expected to be right then,
+        and what the model's cost in seconds, and catching up of it. None where it goes for no row.
         """
-        picked = [0] * len(models)
-        wanted = []
-        for index, model in enumerate(models):
-            if model is not None and model.rates.expected(min(model.length, length)) > free[index]:
-                wanted.append((model.late, index, min(model.length, length)))
-        wanted.sort()
-        base = sum(lengths)
-        while wanted:
-            total = base + sum(own - lengths[index] for _, index, own in wanted)
+        wanted: list[tuple[int, int, float]] = []
+        totals, lates = [], []  # of the first rows that are wanted, by how many
+        total, late = sum(lengths), 0
+        for own_late, index, model in ranked:
+            own = model.length if model.length < length else length
+            expected = model.rates.expected(own)
+            if expected > free[index]:
+                total += own - lengths[index]
+                if own_late > FEW:
+                    late += own_late - FEW
+                wanted.append((index, own, expected))
+                totals.append(total)
+                lates.append(late)
+        count = len(wanted)
+        while count:
+            total = totals[count - 1]
             step_s = self.times.step_s(rows, rows + total)
             assert step_s is not None
-            late = sum(max(own_late - FEW, 0) for own_late, _, _ in wanted)
-            late_s = self.drafts.late_s(late, plain_s, rows)
-            cost_s = length * self.drafts.forward_s(len(wanted), plain_s) + max(step_s - base_s, 0.0) + late_s
+            late_s = self.drafts.late_s(lates[count - 1], plain_s, rows)
+            cost_s = length * self.drafts.forward_s(count, plain_s) + max(step_s - base_s, 0.0) + late_s
             if total <= room and self._account.bears(cost_s, plain_s):
-                for _, index, own in wanted:
-                    picked[index] = own
-                return picked, cost_s, late_s
-            del wanted[len(wanted) // 2 :]
-        return picked, 0.0, 0.0
+                picked, right = [0] * len(free), list(free)
+                for index, own, expected in wanted[:count]:
+                    picked[index], right[index] = own, expected
+                return picked, sum(right), cost_s, late_s
+            count //= 2
+        return None
 
     def _trial(
         self,
@@ -238,14 +246,16 @@ class ModelLengths:
         base_s: float,
         free: Ordered[float],
         lengths: Ordered[int],
-        models: Ordered[ModelCandidate | None],
+        ranked: Ordered[_Ranked],
         room: int,
     ) -> tuple[list[int], float]:
         """A few guesses for rows in which nothing else is checked, to see whether the model has become good."""
-        idle = [None if length else model for model, length in zip(models, lengths, strict=True)]
-        picked, cost_s, _ = self._affordable(rows, plain_s, base_s, free, lengths, idle, room, TRIAL)
-        if any(picked):
-            self._num_tried = sum(length > 0 for length in picked)
-            self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, LONGEST_REST)
+        idle = [each for each in ranked if not lengths[each[1]]]
+        found = self._affordable(rows, plain_s, base_s, free, lengths, idle, room, TRIAL)
+        if found is None:
+            return [0] * len(free), base_s
+        picked, _, cost_s, _ = found
+        self._num_tried = sum(length > 0 for length in picked)
+        self._rest = self._next_rest
+        self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         return picked, base_s + cost_s

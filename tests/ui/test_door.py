@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from serving import PATIENCE_S, Served
 from starlette.testclient import TestClient
 
 from ui.app import mount
+from ui.kept import Kept
 
 PAGE = re.compile("<gradio-app|gradio_config")
 
@@ -84,6 +86,49 @@ def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(client
     assert page.text.count('new URL(".", location)') == 2, "the configuration's and that of a script"
     assert not re.search("testserver|10.0.0.7|a.example|[.]invalid", page.text)
     assert client.head("/ui/").status_code == 200
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+def test_files_of_gradio_are_the_same_every_time_and_not_sent_to_who_has_them(client: TestClient):
+    page_of(client)
+    path = re.search(r"assets/[\w.-]+[.]js", client.get("/ui/").text)
+    assert path is not None
+    plain = {"accept-encoding": "identity"}
+    for headers in (plain, {"accept-encoding": "gzip, br"}, {"accept-encoding": "gzip"}):
+        first, again = (client.get(f"/ui/{path[0]}", headers=headers) for _ in range(2))
+        assert first.status_code == again.status_code == 200
+        assert first.headers == again.headers
+        assert first.content == again.content == client.get(f"/ui/{path[0]}", headers=plain).content
+        assert again.headers.get("content-encoding", "identity") in headers["accept-encoding"]
+        known = client.get(f"/ui/{path[0]}", headers={**headers, "if-none-match": again.headers["etag"]})
+        assert (known.status_code, known.content) == (304, b"")
+        assert known.headers["etag"] == again.headers["etag"]
+        assert known.headers["content-security-policy"] == again.headers["content-security-policy"]
+    assert client.head(f"/ui/{path[0]}").status_code in {200, 405}
+    assert client.get(f"/ui/{path[0]}", headers={**plain, "range": "bytes=0-9"}).content == first.content[:10]
+    for _ in range(2):
+        assert client.get("/ui/assets/nowhere.js").status_code == 404
+
+
+@pytest.mark.parametrize("room", [1 << 20, 5], ids=["kept", "no-room"])
+def test_what_is_kept_is_asked_for_once_and_has_a_bound(room: int, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        status = 500 if "broken" in scope["path"] else 200
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x-path", scope["path"].encode())]})
+        for more_body in (True, False):
+            await send({"type": "http.response.body", "body": scope["path"].encode(), "more_body": more_body})
+
+    monkeypatch.setattr("ui.kept.MOST_BYTES", room)
+    client = TestClient(Kept(app, "/ui"))
+    for path in ("/ui/assets/a.js", "/ui/assets/broken.js", "/ui/config"):
+        for _ in range(3):
+            answer = client.get(path)
+            assert (answer.text, answer.headers["x-path"]) == (2 * path, path)
+    assert asked.count("/ui/assets/a.js") == (1 if room > 5 else 3)
+    assert asked.count("/ui/assets/broken.js") == asked.count("/ui/config") == 3
 
 
 def test_the_manifest_that_the_page_asks_for_names_it_and_an_icon_that_is_there(client: TestClient):

@@ -48,14 +48,13 @@ class Run:
             lengths, by_model = self._choose(free_rate)
             drafting_s = self._drafting_s(by_model)
             gained = tokens = 0
-            for row in range(self.rows):
-                own, right_rate = (by_model[row], rate) if by_model[row] else (lengths[row], free_rate)
-                right = next((index for index in range(own) if self.random.random() >= right_rate), own)
-                if by_model[row]:
-                    self.acceptance.add(right, own)
+            for row, (own, drafted) in enumerate(zip(lengths, by_model, strict=True)):
+                right = self._right(drafted, rate) if drafted else self._right(own, free_rate)
+                if drafted:
+                    self.acceptance.add(right, drafted)
                 gained += right
-                tokens += 1 + own
-                self._take(row, 1 + right, drafted=bool(by_model[row]))
+                tokens += 1 + (drafted or own)
+                self._take(row, 1 + right, drafted=drafted > 0)
             step_s = self.machine(self.rows, tokens) * self._luck()
             self.controller.stepped(self.rows, tokens, gained, step_s, drafting_s)
             self.chosen.append(max(by_model))
@@ -88,6 +87,13 @@ class Run:
         )
         self.controller.guessed(len(drafting), late, max(by_model), first_s, others_s)
         return first_s + others_s
+
+    def _right(self, count: int, rate: float) -> int:
+        """How many of so many guesses are right before one is not."""
+        right = 0
+        while right < count and self.random.random() < rate:
+            right += 1
+        return right
 
     def _take(self, row: int, count: int, *, drafted: bool) -> None:
         self.late[row] = count if drafted else self.late[row] + count
