@@ -27,6 +27,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #include "layout.h"
+#include "tiles.h"
 #include "threads.h"
 
 EXPORT int beholder_version() { return VERSION; }
@@ -41,6 +42,12 @@ EXPORT int beholder_is_supported() {
 EXPORT int beholder_has_amx() {
     unsigned a, b, c, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+}
+
+// Whether weights of 8 bits may lie in tiles, which this file uses.
+EXPORT int beholder_has_tiles() {
+    unsigned a, b, c, d = 0;
+    return beholder_has_amx() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1) && may_use_tiles();
 }
 
 // All that follows is compiled for AVX-512 and runs only where the function above says so.

@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import Row, RowSampling, SampledToken, VisionRows
 from engine.config import EngineConfig
-from engine.cpu.native import library, why_not
+from engine.cpu.native import INT8, TILED, has_tiles, library, why_not
 from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
 from engine.models.decoder import DecoderConfig
@@ -148,6 +148,24 @@ def test_a_token_is_the_same_in_any_company(packed: bool, threads: int) -> None:
         separate = torch.cat([alone.logits([row]) for row in rows])
         assert torch.equal(together.logits(rows), separate)
         assert torch.equal(together.logits(rows[::-1]), torch.cat([alone.logits([row]) for row in rows[::-1]]))
+
+
+@pytest.mark.skipif(not has_tiles(), reason="no tiles (AMX) here")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_multiply_as_vectors_do(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what a model says does not depend on whether the processor has them: to the bit, in steps of any size."""
+    config, ids = decoder_config(**SHAPES[shape]), _ids(140)
+    tiled = make_runner(CpuRunner, config, torch.bfloat16, packed=True)
+    monkeypatch.setattr("engine.cpu.native.has_tiles", lambda: False)
+    vectors = make_runner(CpuRunner, config, torch.bfloat16, packed=True)
+    assert isinstance(tiled, CpuRunner)
+    assert isinstance(vectors, CpuRunner)
+    assert (tiled.native.model.head.form, vectors.native.model.head.form) == (TILED, INT8)
+    cuts = [1, 2, 15, 16, 17, 33, 56]
+    expected = _all_logits(vectors, ids, cuts=cuts)
+    assert torch.equal(_all_logits(tiled, ids, cuts=cuts), expected)
+    tiled.threads = 2
+    assert torch.equal(_all_logits(tiled, ids, cuts=cuts, index=1), expected)
 
 
 def test_thousands_of_tokens_of_context() -> None:
