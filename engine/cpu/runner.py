@@ -97,7 +97,7 @@ class CpuRunner(TorchRunner):
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
         wanted = [row for row in rows if row.sampling is not None]
-        if not self.chunks_by_torch and all(map(_takes_largest, wanted)):
+        if all(map(_takes_largest, wanted)) and not any(map(self._is_long, rows)):
             return self._largest(self._run(rows, is_kept=False), wanted)
         return self._drawn(rows)
 
@@ -121,7 +121,7 @@ class CpuRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
-        is_long = [self.chunks_by_torch and len(row.token_ids) - len(row.drafted) > SHORT for row in rows]
+        is_long = list(map(self._is_long, rows))
         if not any(is_long):
             return self._run(rows)
         by_torch = super().logits([_given(row) for row, long in zip(rows, is_long, strict=True) if long])
@@ -140,6 +140,10 @@ class CpuRunner(TorchRunner):
         logits = torch.empty((len(whose), self.vocab_size))
         logits[from_torch], logits[~from_torch] = by_torch, native
         return logits
+
+    def _is_long(self, row: Row) -> bool:
+        """Whether what precedes its guesses is a chunk for torch."""
+        return self.chunks_by_torch and len(row.token_ids) - len(row.drafted) > SHORT
 
     def _best(
         self, logits: torch.Tensor, indices: Sequence[int], allowed: Sequence[TokenMask | None]
