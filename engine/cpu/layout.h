@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int VERSION = 4;     // of what native.py is told of this file
+constexpr int VERSION = 5;     // of what native.py is told of this file
 constexpr int GROUP = 128;     // outputs whose weights stand together
 constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
@@ -46,6 +46,7 @@ struct Model {
     Matrix head;
     int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
     float eps;
+    int32_t has_tiles;  // whether attention is computed in them
 };
 
 struct Row {

@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Of what layout.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
@@ -81,6 +81,7 @@ class Model(ctypes.Structure):
         ("num_kv_heads", _I32),
         ("head_dim", _I32),
         ("eps", ctypes.c_float),
+        ("has_tiles", _I32),
     )
 
 
@@ -259,6 +260,7 @@ class NativeModel:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
+            has_tiles=has_tiles(),
         )
 
     def _layer(self, layer: DecoderLayer) -> Layer:

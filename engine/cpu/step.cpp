@@ -3,7 +3,7 @@
 // Called through ctypes by `native.py`; the structs of `layout.h` are declared there a second time. It owns nothing but
 // its threads: weights, KV pool, slot table, rows and workspace belong to the caller.
 //
-// Every token's arithmetic is its own. No sum depends on which tokens, rows or drafts stand beside it, nor on the
+// Every token's arithmetic is its own on a processor. No sum depends on which tokens, rows or drafts stand beside it, nor on the
 // number of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin
 // at multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the
 // bit. (Compiled with -ffp-contract=off: a compiler fuses products and sums in one copy of a template and not another.)

@@ -1,4 +1,5 @@
-// Tiles of matrices (AMX): 8-bit weights by up to sixteen tokens as fast as their weights are read.
+// Tiles of matrices (AMX): 8-bit weights by up to sixteen tokens as fast as their weights are read, and attention of as
+// many queries.
 //
 // A tile holds sixteen rows of 64 bytes. Of weights it is 64 inputs by 16 outputs, four inputs side by side:
 //
@@ -19,7 +20,7 @@
 namespace {
 
 #if HAS_TILES
-#define FOR_TILES __attribute__((target("amx-tile,amx-int8")))
+#define FOR_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 
 constexpr int TILE = 1024;          // bytes
 constexpr int TILE_TOKENS = 16;     // rows
@@ -83,6 +84,69 @@ FOR_TILES void add_tiles(const char* weights, const char* x, int inputs, int ste
     _tile_stored(1, sums + 256, 64);
     _tile_stored(2, sums + 512, 64);
     _tile_stored(3, sums + 768, 64);
+}
+
+// Scores of as many queries as tiles have rows for 16 * vectors keys. `query`: bfloat16, `stride` bytes each; `keys`: in
+// columns, each sixteen of keys `columns` bytes behind the one before; `scores`: a row of 64 for each query.
+FOR_TILES void score_tiles(const char* query, int stride, int steps, const char* keys, int columns, int vectors,
+                           float* scores) {
+    written(query);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int step = 0; step < steps; step++, query += 64, keys += TILE) {
+        _tile_loadd(4, query, stride);
+        _tile_loadd(6, keys, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (vectors == 1) continue;
+        _tile_loadd(7, keys + columns, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (vectors == 2) continue;
+        _tile_loadd(6, keys + 2 * columns, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        if (vectors == 3) continue;
+        _tile_loadd(7, keys + 3 * columns, 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(0, scores, 256);
+    if (vectors > 1) _tile_stored(1, scores + 16, 256);
+    if (vectors > 2) _tile_stored(2, scores + 32, 256);
+    if (vectors > 3) _tile_stored(3, scores + 48, 256);
+}
+
+// Adds values of 32 * steps keys, up to 64 dimensions, to the sums of as many queries as tiles have rows. `upper` and
+// `lower`: bfloat16 whose sums are the weights, 128 bytes a query; `values`: of each 16 dimensions two tiles.
+FOR_TILES void value_tiles(const char* upper, const char* lower, int steps, const char* values, int tiles, float* sums,
+                           int stride) {
+    written(upper);
+    _tile_loadd(0, sums, stride);
+    if (tiles > 1) _tile_loadd(1, sums + 16, stride);
+    if (tiles > 2) _tile_loadd(2, sums + 32, stride);
+    if (tiles > 3) _tile_loadd(3, sums + 48, stride);
+    for (int step = 0; step < steps; step++, upper += 64, lower += 64, values += TILE) {
+        _tile_loadd(4, upper, 128);
+        _tile_loadd(5, lower, 128);
+        _tile_loadd(6, values, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(0, 5, 6);
+        if (tiles == 1) continue;
+        _tile_loadd(7, values + 2 * TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(1, 5, 7);
+        if (tiles == 2) continue;
+        _tile_loadd(6, values + 4 * TILE, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_dpbf16ps(2, 5, 6);
+        if (tiles == 3) continue;
+        _tile_loadd(7, values + 6 * TILE, 64);
+        _tile_dpbf16ps(3, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, stride);
+    if (tiles > 1) _tile_stored(1, sums + 16, stride);
+    if (tiles > 2) _tile_stored(2, sums + 32, stride);
+    if (tiles > 3) _tile_stored(3, sums + 48, stride);
 }
 #else
 void leave_tiles() {}
