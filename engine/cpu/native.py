@@ -155,27 +155,36 @@ def why_not_head(config: Eagle3Config) -> str:
     return ""
 
 
-def is_beside_torch() -> bool:
-    """Whether torch computes long chunks here (AMX), so that weights are held in both layouts."""
-    loaded = library()
-    return loaded is not None and bool(loaded.beholder_has_amx())
-
-
 def has_tiles() -> bool:
     """Whether 8-bit weights are multiplied in tiles here (AMX), as many tokens as there are in the time of one."""
     loaded = library()
     return loaded is not None and bool(loaded.beholder_has_tiles())
 
 
+def is_beside_torch(decoder: Decoder) -> bool:
+    """Whether torch computes long chunks of prompts, so that weights are held in both layouts: where it alone has tiles
+    (AMX) for them, since they are not of 8 bits.
+    """
+    loaded = library()
+    if loaded is None or not loaded.beholder_has_amx():
+        return False
+    return not has_tiles() or any(linear.weights()[0].dtype is not torch.int8 for linear in _products(decoder))
+
+
 def copied_bytes(decoder: Decoder) -> int:
     """Memory that the library's layout takes beside torch's; 0 where it takes its place."""
-    if not is_beside_torch():
+    if not is_beside_torch(decoder):
         return 0
+    return sum(linear.outputs * linear.inputs * linear.weights()[0].itemsize for linear in _products(decoder))
+
+
+def _products(decoder: Decoder) -> list[Linear]:
+    """Of a step, before the decoder's first."""
     products = [decoder.head]
     for layer in decoder.layers:
         assert isinstance(layer.mlp, GatedMLP)
         products += [layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down]
-    return sum(linear.outputs * linear.inputs * linear.weights()[0].itemsize for linear in products)
+    return products
 
 
 class Weights:

@@ -3,8 +3,9 @@
 Each token's arithmetic is its own there: what is said does not depend on batches, chunks, cached prefixes or drafts,
 not in bfloat16 either. The vision encoder and sampling are torch's, as in `TorchRunner`.
 
-A processor with AMX multiplies large matrices several times as fast as AVX-512 does, and torch uses it: there chunks of
-prompts are torch's, and what holds for all tokens elsewhere holds for decoding and drafts.
+A processor with AMX multiplies large matrices several times as fast as AVX-512 does. `step.cpp` uses it for weights of
+8 bits; of models with others chunks of prompts are torch's there, and what holds for all tokens elsewhere holds for
+decoding and drafts.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class CpuRunner(TorchRunner):
         assert loaded is not None
         self.kernel = "native"
         self._library = loaded
-        self.chunks_by_torch = is_beside_torch()
+        self.chunks_by_torch = is_beside_torch(model)
         self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)

@@ -270,13 +270,13 @@ def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
 
 
 def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With AMX. Decoding and drafts beside such a chunk stay what they are without it."""
+    """With AMX, and weights of 16 bits. Decoding and drafts beside such a chunk stay what they are without it."""
     loaded = library()
     assert loaded is not None
-    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16, packed=False)
     monkeypatch.setattr(loaded, "beholder_has_amx", lambda: 1)
-    split = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
-    by_torch = make_runner(TorchRunner, decoder_config(), torch.bfloat16)
+    split = make_runner(CpuRunner, decoder_config(), torch.bfloat16, packed=False)
+    by_torch = make_runner(TorchRunner, decoder_config(), torch.bfloat16, packed=False)
     chunk, other = _row(1, 0, _ids(50)), _row(3, 0, _ids(17), wanted=0)
     short = [_row(0, 0, _ids(12), wanted=3), _row(2, 0, _ids(16))]
     first = plain.logits(short)
@@ -291,6 +291,19 @@ def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyP
     assert torch.equal(split.logits([_row(1, 0, [*_ids(50), *guesses], wanted=21)]), torch.cat([chunks, after]))
     few = [*_ids(12), *guesses[:10]]
     assert torch.equal(split.logits([_row(5, 0, few, wanted=13)]), plain.logits([_row(5, 0, few, wanted=13)]))
+
+
+def test_long_chunks_are_native_where_weights_lie_in_tiles(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, and weights of 8 bits: if the operating system lets it be used, and else they are torch's as well."""
+    loaded = library()
+    assert loaded is not None
+    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    monkeypatch.setattr(loaded, "beholder_has_amx", lambda: 1)
+    beside = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    chunks = (plain if tiles else make_runner(TorchRunner, decoder_config(), torch.bfloat16)).logits(
+        [_row(1, 0, _ids(50))]
+    )
+    assert torch.equal(beside.logits([_row(1, 0, _ids(50))]), chunks)
 
 
 class _Mask:
