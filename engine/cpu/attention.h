@@ -70,6 +70,15 @@ void add_values(const uint16_t* const* values, int first, int last, int dim, int
         for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + q * stride + dim + 16 * v, (__m512)sum[q][v]);
 }
 
+// Elements 0 to 15 of two vectors of thirty-two side by side, and 16 to 31.
+struct Pairs {
+    alignas(64) uint16_t at[32];
+    constexpr explicit Pairs(int first) : at() {
+        for (int i = 0; i < 32; i++) at[i] = uint16_t(first + i / 2 + i % 2 * 32);
+    }
+};
+constexpr Pairs FIRST(0), LAST(16);
+
 using Score = decltype(&score<1, 1>);
 using AddValues = decltype(&add_values<1, 1>);
 
@@ -122,7 +131,8 @@ class Attention {
           stride_((dim_ + 15) / 16 * 16),
           query_pairs_(heads.query_stride / 2),
           pool_(step.kv_pool + size_t(layer) * step.num_slots * slot_size_ + size_t(kv_head) * dim_),
-          scale_(_mm512_set1_ps(1.0f / std::sqrt(float(dim_)))) {
+          scale_(_mm512_set1_ps(1.0f / std::sqrt(float(dim_)))),
+          has_tiles_(HAS_TILES && model.has_tiles) {
         const int first_token = part.row->first + part.from;
         for (int t = 0; t < part.count; t++)
             std::memcpy(
@@ -172,6 +182,12 @@ class Attention {
             compare(values, num_keys, first_query, last_query);
             for (int q = first_query; q < last_query; q++)
                 weigh(q, std::min(num_keys, position_[q] + 1 - first));
+#if HAS_TILES
+            if (has_tiles_ && lay_out(values, num_keys, position_[first_query] + 1 - first)) {
+                add_in_tiles(num_keys, first_query, last_query);
+                continue;
+            }
+#endif
             for (int q = first_query, num; q < last_query; q += num) {
                 num = std::min(TOGETHER, last_query - q);
                 add(values, num_keys, first, q, num);
@@ -190,6 +206,15 @@ class Attention {
                         values[std::min(16 * v + j, num_keys - 1)] - slot_size_ / 2 + 2 * pair);
                 transpose(columns);
             }
+#if HAS_TILES
+        if (has_tiles_) {
+            each_tile(first_query, last_query, [&](int q) {
+                score_tiles((const char*)(query_ + q * query_pairs_), 4 * query_pairs_, (pairs + 15) / 16,
+                            (const char*)columns_, COLUMNS * sizeof(__m512i), vectors, scores_ + q * KEYS);
+            });
+            return;
+        }
+#endif
         for (int q = first_query, num; q < last_query; q += num) {
             num = std::min(TOGETHER, last_query - q);
             SCORE[num - 1][vectors - 1](query_ + q * query_pairs_, query_pairs_, pairs, columns_, scores_ + q * KEYS);
@@ -198,6 +223,7 @@ class Attention {
 
     // Scores of a query become weights of the values; what it has seen before shrinks.
     void weigh(int q, int seen) {
+        if (has_tiles_) std::memset(upper_ + q * KEYS, 0, KEYS * 2), std::memset(lower_ + q * KEYS, 0, KEYS * 2);
         if (seen <= 0) return;
         const int vectors = (seen + 15) / 16;
         float* s = scores_ + q * KEYS;
@@ -213,6 +239,11 @@ class Attention {
             v[i] = _mm512_maskz_mov_ps(first_lanes(seen - 16 * i), exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
             sum = _mm512_add_ps(sum, v[i]);
             _mm512_store_ps(s + 16 * i, v[i]);
+            if (!has_tiles_) continue;
+            const __m256i upper = (__m256i)_mm512_cvtneps_pbh(v[i]);
+            const __m512 rest = _mm512_sub_ps(v[i], widen(upper));
+            _mm256_store_si256((__m256i*)(upper_ + q * KEYS + 16 * i), upper);
+            _mm256_store_si256((__m256i*)(lower_ + q * KEYS + 16 * i), (__m256i)_mm512_cvtneps_pbh(rest));
         }
         const __m512 shrink = _mm512_set1_ps(_mm512_cvtss_f32(exponential(_mm512_set1_ps(largest_[q] - now))));
         total_[q] = total_[q] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
@@ -222,6 +253,54 @@ class Attention {
             _mm512_store_ps(own, _mm512_mul_ps(_mm512_load_ps(own), shrink));
         }
     }
+
+#if HAS_TILES
+    // `work(q)` for parts of the queries as alike as may be, each as many as tiles have rows then.
+    template <class Work>
+    static void each_tile(int first_query, int last_query, const Work& work) {
+        const int count = last_query - first_query, parts = (count + TILE_TOKENS - 1) / TILE_TOKENS;
+        const int most = (count + parts - 1) / parts;
+        for (int q = first_query; q < last_query; q += most) {
+            use_tiles(std::min(most, last_query - q));
+            work(q);
+        }
+    }
+
+    // Values as tiles want them: two keys side by side. False where one is no finite number that not all queries see,
+    // the first keys alone being seen by all: zero times that would not be zero.
+    bool lay_out(const uint16_t* const* values, int num_keys, int seen_by_all) {
+        const __m512i exponent = _mm512_set1_epi16(0x7f80);
+        const __m512i first = _mm512_load_si512(FIRST.at), last = _mm512_load_si512(LAST.at);
+        __mmask32 strange = 0;
+        for (int d = 0; d < stride_; d += 32) {
+            const __mmask32 lanes = d + 32 <= dim_ ? ~__mmask32(0) : (__mmask32(1) << (dim_ - d)) - 1;
+            int32_t* to = laid_out_ + d / 16 * 2 * TILE / 4;
+            for (int k = 0; k < (num_keys + 31) / 32 * 32; k += 2, to += 16) {
+                __m512i two[2] = {};
+                for (int i = 0; i < 2 && k + i < num_keys; i++) {
+                    two[i] = _mm512_maskz_loadu_epi16(lanes, values[k + i] + d);
+                    if (k + i >= seen_by_all)
+                        strange |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(two[i], exponent), exponent);
+                }
+                _mm512_store_si512(to, _mm512_permutex2var_epi16(two[0], first, two[1]));
+                if (d + 16 < stride_)
+                    _mm512_store_si512(to + 2 * TILE / 4,
+                                       _mm512_permutex2var_epi16(two[0], last, two[1]));
+            }
+        }
+        return !strange;
+    }
+
+    // Queries take values in, by weights of twice the bits of bfloat16.
+    void add_in_tiles(int num_keys, int first_query, int last_query) {
+        each_tile(first_query, last_query, [&](int q) {
+            for (int d = 0; d < stride_; d += 64)
+                value_tiles((const char*)(upper_ + q * KEYS), (const char*)(lower_ + q * KEYS), (num_keys + 31) / 32,
+                            (const char*)(laid_out_ + d / 16 * 2 * TILE / 4), std::min(4, (stride_ - d) / 16),
+                            sums_ + q * stride_ + d, 4 * stride_);
+        });
+    }
+#endif
 
     // Queries [q, q + num) take values in, each of as many keys as it sees: what all see is read once, then the rest.
     void add(const uint16_t* const* values, int num_keys, int first, int q, int num) {
@@ -244,10 +323,13 @@ class Attention {
     const int stride_, query_pairs_;
     const uint16_t* const pool_;
     const __m512 scale_;
+    const bool has_tiles_;
     alignas(64) int32_t query_[QUERIES * HEAD_DIM / 2];  // (queries, query_pairs)
     alignas(64) __m512i columns_[KEYS / 16 * COLUMNS];
     alignas(64) float scores_[QUERIES * KEYS];
     alignas(64) float sums_[QUERIES * HEAD_DIM];  // (queries, stride)
+    alignas(64) uint16_t upper_[QUERIES * KEYS], lower_[QUERIES * KEYS];  // of weights, where there are tiles
+    alignas(64) int32_t laid_out_[HEAD_DIM / 16 * 2 * 256];               // of each 16 dimensions two tiles of values
     float largest_[QUERIES], total_[QUERIES];
     int position_[QUERIES];  // rises from query to query of a row
 };

@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int VERSION = 3;     // of what native.py is told of this file
+constexpr int VERSION = 5;     // of what native.py is told of this file
 constexpr int GROUP = 128;     // outputs whose weights stand together
 constexpr int HALF = 64;       // rows of inputs and outputs are padded to multiples of it
 constexpr int BLOCK = 512;     // inputs with one scale: 512 * 32767 * 128 is the most that 32 bits hold
@@ -18,13 +18,16 @@ constexpr int TOGETHER = 6;    // of them share registers
 constexpr int HEAD_DIM = 256;  // at most
 constexpr int COLUMNS = HEAD_DIM / 2;
 
+// How a matrix's weights lie: see products.h and tiles.h.
+enum Form : int32_t { BFLOAT16, INT8, TILED };
+
 struct Matrix {
     const char* weights;
     const float* scales;  // (padded outputs,); ones where weights are bfloat16
     const float* bias;    // (padded outputs,)
     int32_t inputs;       // padded
     int32_t outputs;      // not padded
-    int32_t is_int8;
+    Form form;
 };
 
 struct Layer {
@@ -43,6 +46,7 @@ struct Model {
     Matrix head;
     int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
     float eps;
+    int32_t has_tiles;  // whether attention is computed in them
 };
 
 struct Row {

@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
 
-VERSION: Final = 3
+VERSION: Final = 5
 """Of what layout.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
@@ -31,6 +31,11 @@ HALF: Final = 64
 MAX_HEAD_DIM: Final = 256
 MAX_GROUP: Final = 64
 """Most query heads that share a key head."""
+
+BFLOAT16: Final = 0
+INT8: Final = 1
+TILED: Final = 2
+"""`Form` of layout.h."""
 
 _P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -44,7 +49,7 @@ class Matrix(ctypes.Structure):
         ("bias", _P),
         ("inputs", _I32),
         ("outputs", _I32),
-        ("is_int8", _I32),
+        ("form", _I32),
     )
 
 
@@ -76,6 +81,7 @@ class Model(ctypes.Structure):
         ("num_kv_heads", _I32),
         ("head_dim", _I32),
         ("eps", ctypes.c_float),
+        ("has_tiles", _I32),
     )
 
 
@@ -113,7 +119,8 @@ def library() -> ctypes.CDLL | None:
     loaded.beholder_version.restype = ctypes.c_int
     if loaded.beholder_version() != VERSION:
         return None
-    loaded.beholder_is_supported.restype = loaded.beholder_has_amx.restype = ctypes.c_int
+    for asks in (loaded.beholder_is_supported, loaded.beholder_has_amx, loaded.beholder_has_tiles):
+        asks.restype = ctypes.c_int
     loaded.beholder_workspace.argtypes = (_P, _I32)
     loaded.beholder_workspace.restype = _I64
     loaded.beholder_step.argtypes = (_P, _P, _I32, _I32, _I32)
@@ -148,21 +155,36 @@ def why_not_head(config: Eagle3Config) -> str:
     return ""
 
 
-def is_beside_torch() -> bool:
-    """Whether torch computes long chunks here (AMX), so that weights are held in both layouts."""
+def has_tiles() -> bool:
+    """Whether 8-bit weights are multiplied in tiles here (AMX), as many tokens as there are in the time of one."""
     loaded = library()
-    return loaded is not None and bool(loaded.beholder_has_amx())
+    return loaded is not None and bool(loaded.beholder_has_tiles())
+
+
+def is_beside_torch(decoder: Decoder) -> bool:
+    """Whether torch computes long chunks of prompts, so that weights are held in both layouts: where it alone has tiles
+    (AMX) for them, since they are not of 8 bits.
+    """
+    loaded = library()
+    if loaded is None or not loaded.beholder_has_amx():
+        return False
+    return not has_tiles() or any(linear.weights()[0].dtype is not torch.int8 for linear in _products(decoder))
 
 
 def copied_bytes(decoder: Decoder) -> int:
     """Memory that the library's layout takes beside torch's; 0 where it takes its place."""
-    if not is_beside_torch():
+    if not is_beside_torch(decoder):
         return 0
+    return sum(linear.outputs * linear.inputs * linear.weights()[0].itemsize for linear in _products(decoder))
+
+
+def _products(decoder: Decoder) -> list[Linear]:
+    """Of a step, before the decoder's first."""
     products = [decoder.head]
     for layer in decoder.layers:
         assert isinstance(layer.mlp, GatedMLP)
         products += [layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down]
-    return sum(linear.outputs * linear.inputs * linear.weights()[0].itemsize for linear in products)
+    return products
 
 
 class Weights:
@@ -213,13 +235,14 @@ class Weights:
 
     def _matrix(self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None) -> Matrix:
         outputs, inputs = weight.shape
+        form = BFLOAT16 if weight.dtype is not torch.int8 else TILED if has_tiles() else INT8
         return Matrix(
-            weights=self.keep(lay_out(weight)),
+            weights=self.keep(lay_out_tiles(weight) if form == TILED else lay_out(weight)),
             scales=self.vector(torch.ones(outputs) if scales is None else scales),
             bias=self.vector(torch.zeros(outputs) if bias is None else bias),
             inputs=padded(inputs),
             outputs=outputs,
-            is_int8=weight.dtype is torch.int8,
+            form=form,
         )
 
 
@@ -246,6 +269,7 @@ class NativeModel:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
+            has_tiles=has_tiles(),
         )
 
     def _layer(self, layer: DecoderLayer) -> Layer:
@@ -278,6 +302,13 @@ def lay_out(weight: torch.Tensor) -> torch.Tensor:
     pairs = padded(inputs) // 2
     whole = F.pad(weight, (0, 2 * pairs - inputs, 0, -outputs % GROUP))
     return whole.view(-1, 8, 16, pairs, 2).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def lay_out_tiles(weight: torch.Tensor) -> torch.Tensor:
+    """int8 (outputs, inputs) → (32 outputs, 64 inputs, 2 tiles, 16 fours of inputs, 16 outputs, 4), see tiles.h."""
+    outputs, inputs = weight.shape
+    whole = F.pad(weight, (0, -inputs % HALF, 0, -outputs % HALF))
+    return whole.view(-1, 2, 16, padded(inputs) // HALF, 16, 4).permute(0, 3, 1, 4, 2, 5).contiguous()
 
 
 def _interleave(gate_up: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@
 
 namespace {
 
-// Rows of inputs as products take them: 16 bits each, bfloat16 or fixed point with a scale for each block.
+// Rows of inputs as products take them: 16 bits each, bfloat16 or fixed point with a scale for each block; for tiles a
+// row's upper bytes come first, then the lower ones.
 struct Inputs {
     uint16_t* values;  // (tokens, padded inputs)
     float* scales;     // (tokens, blocks)
@@ -33,7 +34,7 @@ void prepare(const Matrix& matrix, const Inputs& in, int token, const float* x, 
             _mm512_store_ps(y + i, v);
             largest = _mm512_max_ps(largest, _mm512_abs_ps(v));
         }
-        if (!matrix.is_int8) {
+        if (matrix.form == BFLOAT16) {
             store_bf16(to, y, count);
             continue;
         }
@@ -41,8 +42,15 @@ void prepare(const Matrix& matrix, const Inputs& in, int token, const float* x, 
         const __m512 up = _mm512_set1_ps(most > 0 ? 32767.0f / most : 0.0f);
         in.scales[token * blocks_of(matrix.inputs) + first / BLOCK] = most / 32767.0f;
         for (int i = 0; i < count; i += 16) {
-            const __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(y + i), up));
-            _mm256_storeu_si256((__m256i*)(to + i), _mm512_cvtsepi32_epi16(fixed));
+            const __m512i wide = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(y + i), up));
+            const __m256i fixed = _mm512_cvtsepi32_epi16(wide);
+            if (matrix.form == INT8) {
+                _mm256_storeu_si256((__m256i*)(to + i), fixed);
+                continue;
+            }
+            char* upper = (char*)(in.values + size_t(token) * matrix.inputs) + first + i;
+            _mm_storeu_si128((__m128i*)upper, _mm256_cvtepi16_epi8(_mm256_srai_epi16(fixed, 8)));
+            _mm_storeu_si128((__m128i*)(upper + matrix.inputs), _mm256_cvtepi16_epi8(fixed));
         }
     }
 }
@@ -135,6 +143,38 @@ void tiles(const Matrix& matrix, int half, const Inputs& in, int first, int coun
     }
 }
 
+#if HAS_TILES
+// The same of halves [half, half + num) where weights lie in tiles.
+void tiled(const Matrix& matrix, int half, int num, const Inputs& in, int first, int count, float* result) {
+    const int num_scales = blocks_of(matrix.inputs);
+    const size_t stride = matrix.inputs;
+    alignas(64) int32_t sums[4 * TILE_TOKENS * 16];
+    for (int output = 0; output < num * HALF; output += TILE_OUTPUTS)
+        for (int input = 0; input < matrix.inputs; input += BLOCK) {
+            const int inputs = std::min(BLOCK, matrix.inputs - input);
+            const char* w = matrix.weights + (half * HALF + output) * stride + input * TILE_OUTPUTS;
+            for (int t = 0; t < count; t += TILE_TOKENS) {
+                const int rows = std::min(TILE_TOKENS, count - t);
+                use_tiles(rows);
+                add_tiles(w, (const char*)(in.values + (first + t) * stride) + input, matrix.inputs,
+                          inputs / TILE_INPUTS, t == 0, sums);
+                for (int row = 0; row < rows; row++) {
+                    const float scale = in.scales[(first + t + row) * num_scales + input / BLOCK];
+                    float* to = result + (t + row) * GROUP + output;
+                    for (int v = 0; v < 2; v++) {
+                        const int32_t* own = sums + v * 2 * TILE_TOKENS * 16 + row * 16;
+                        const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(own), 8);
+                        const __m512i sum = _mm512_add_epi32(upper, _mm512_load_si512(own + TILE_TOKENS * 16));
+                        const __m512 value = Int8::value((Int8::Sum)sum, scale);
+                        _mm512_store_ps(to + 16 * v,
+                                        input ? _mm512_add_ps(_mm512_load_ps(to + 16 * v), value) : value);
+                    }
+                }
+            }
+        }
+}
+#endif
+
 // All outputs of all tokens: `take(token, half, y)` gets 64 of them at a time, y[4] with scales and biases applied.
 template <class Take>
 void multiply(const Crew& crew, const Matrix& matrix, const Inputs& in, int num_tokens, const Take& take) {
@@ -144,9 +184,14 @@ void multiply(const Crew& crew, const Matrix& matrix, const Inputs& in, int num_
         alignas(64) float result[TOKENS * GROUP];
         const int first = item % chunks * TOKENS, count = std::min(TOKENS, num_tokens - first);
         const int half = item / chunks * wide, num = std::min(wide, halves - half);
-        const auto compute = matrix.is_int8 ? (num == 2 ? tiles<Int8, 8> : tiles<Int8, 4>)
-                                            : (num == 2 ? tiles<Bf16, 8> : tiles<Bf16, 4>);
-        compute(matrix, half, in, first, count, result);
+        const auto compute = matrix.form == BFLOAT16 ? (num == 2 ? tiles<Bf16, 8> : tiles<Bf16, 4>)
+                                                     : (num == 2 ? tiles<Int8, 8> : tiles<Int8, 4>);
+#if HAS_TILES
+        if (matrix.form == TILED)
+            tiled(matrix, half, num, in, first, count, result);
+        else
+#endif
+            compute(matrix, half, in, first, count, result);
         for (int h = half; h < half + num; h++) {
             const float *scale = matrix.scales + h * HALF, *bias = matrix.bias + h * HALF;
             for (int t = 0; t < count; t++) {

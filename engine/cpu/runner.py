@@ -3,8 +3,9 @@
 Each token's arithmetic is its own there: what is said does not depend on batches, chunks, cached prefixes or drafts,
 not in bfloat16 either. The vision encoder and sampling are torch's, as in `TorchRunner`.
 
-A processor with AMX multiplies large matrices several times as fast as AVX-512 does, and torch uses it: there chunks of
-prompts are torch's, and what holds for all tokens elsewhere holds for decoding and drafts.
+A processor with AMX multiplies large matrices several times as fast as AVX-512 does. `step.cpp` uses it for weights of
+8 bits; of models with others chunks of prompts are torch's there, and what holds for all tokens elsewhere holds for
+decoding and drafts.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class CpuRunner(TorchRunner):
         assert loaded is not None
         self.kernel = "native"
         self._library = loaded
-        self.chunks_by_torch = is_beside_torch()
+        self.chunks_by_torch = is_beside_torch(model)
         self.native = NativeModel(model, keep=self.chunks_by_torch)
         self.threads = torch.get_num_threads()
         self._workspace = torch.empty(0, dtype=torch.uint8)
@@ -97,7 +98,7 @@ class CpuRunner(TorchRunner):
     def step(self, rows: Sequence[Row]) -> list[SampledToken]:
         """See `Runner.step`."""
         wanted = [row for row in rows if row.sampling is not None]
-        if not self.chunks_by_torch and all(map(_takes_largest, wanted)):
+        if all(map(_takes_largest, wanted)) and not any(map(self._is_long, rows)):
             return self._largest(self._run(rows, is_kept=False), wanted)
         return self._drawn(rows)
 
@@ -121,7 +122,7 @@ class CpuRunner(TorchRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step: float32 logits (tokens to sample, vocab), in the order of `rows`."""
-        is_long = [self.chunks_by_torch and len(row.token_ids) - len(row.drafted) > SHORT for row in rows]
+        is_long = list(map(self._is_long, rows))
         if not any(is_long):
             return self._run(rows)
         by_torch = super().logits([_given(row) for row, long in zip(rows, is_long, strict=True) if long])
@@ -140,6 +141,10 @@ class CpuRunner(TorchRunner):
         logits = torch.empty((len(whose), self.vocab_size))
         logits[from_torch], logits[~from_torch] = by_torch, native
         return logits
+
+    def _is_long(self, row: Row) -> bool:
+        """Whether what precedes its guesses is a chunk for torch."""
+        return self.chunks_by_torch and len(row.token_ids) - len(row.drafted) > SHORT
 
     def _best(
         self, logits: torch.Tensor, indices: Sequence[int], allowed: Sequence[TokenMask | None]

@@ -3,7 +3,7 @@
 // Called through ctypes by `native.py`; the structs of `layout.h` are declared there a second time. It owns nothing but
 // its threads: weights, KV pool, slot table, rows and workspace belong to the caller.
 //
-// Every token's arithmetic is its own. No sum depends on which tokens, rows or drafts stand beside it, nor on the
+// Every token's arithmetic is its own on a processor. No sum depends on which tokens, rows or drafts stand beside it, nor on the
 // number of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin
 // at multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the
 // bit. (Compiled with -ffp-contract=off: a compiler fuses products and sums in one copy of a template and not another.)
@@ -27,6 +27,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #include "layout.h"
+#include "tiles.h"
 #include "threads.h"
 
 EXPORT int beholder_version() { return VERSION; }
@@ -41,6 +42,12 @@ EXPORT int beholder_is_supported() {
 EXPORT int beholder_has_amx() {
     unsigned a, b, c, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+}
+
+// Whether weights of 8 bits may lie in tiles, which this file uses.
+EXPORT int beholder_has_tiles() {
+    unsigned a, b, c, d = 0;
+    return beholder_has_amx() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1) && may_use_tiles();
 }
 
 // All that follows is compiled for AVX-512 and runs only where the function above says so.

@@ -63,6 +63,7 @@ class Threads {
                 take();
                 rest(spins);
             }
+            leave_tiles();
         }
     }
 
@@ -98,6 +99,7 @@ class Crew {
         threads_->begin();
     }
     ~Crew() {
+        leave_tiles();
         if (!threads_) return;
         threads_->end();
         threads_mutex.unlock();

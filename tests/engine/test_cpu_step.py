@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import Row, RowSampling, SampledToken, VisionRows
 from engine.config import EngineConfig
-from engine.cpu.native import library, why_not
+from engine.cpu.native import INT8, TILED, has_tiles, library, why_not
 from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
 from engine.models.decoder import DecoderConfig
@@ -100,8 +100,18 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
+@pytest.fixture(params=[True, False], ids=["tiles", "vectors"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether products of 8 bits and attention are computed in tiles (AMX)."""
+    if request.param and not has_tiles():
+        pytest.skip("no tiles (AMX) here")
+    monkeypatch.setattr("engine.cpu.native.has_tiles", lambda: request.param)
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("tiles")
 def test_it_is_nearer_to_float32_than_torch_is(shape: str, packed: bool) -> None:
     config = decoder_config(**SHAPES[shape])
     ids = _ids(90)
@@ -116,6 +126,7 @@ def test_it_is_nearer_to_float32_than_torch_is(shape: str, packed: bool) -> None
 
 @pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("tiles")
 def test_a_token_is_the_same_however_a_sequence_is_cut(shape: str, packed: bool) -> None:
     """Alone, as one of 2 to 16 drafts, in chunks of a prompt: not one bit differs."""
     runner = make_runner(CpuRunner, decoder_config(**SHAPES[shape]), torch.bfloat16, packed=packed)
@@ -128,6 +139,7 @@ def test_a_token_is_the_same_however_a_sequence_is_cut(shape: str, packed: bool)
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
+@pytest.mark.usefixtures("tiles")
 def test_a_token_is_the_same_in_any_company(packed: bool, threads: int) -> None:
     """64 ragged sequences decode, verify and begin in one step, on any number of threads."""
     config = decoder_config()
@@ -150,6 +162,26 @@ def test_a_token_is_the_same_in_any_company(packed: bool, threads: int) -> None:
         assert torch.equal(together.logits(rows[::-1]), torch.cat([alone.logits([row]) for row in rows[::-1]]))
 
 
+@pytest.mark.skipif(not has_tiles(), reason="no tiles (AMX) here")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_multiply_as_vectors_do(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, in steps of any size. (Attention is not: its sums are in another order.)"""
+    config, ids = decoder_config(**SHAPES[shape]), _ids(140)
+    tiled = make_runner(CpuRunner, config, torch.bfloat16, packed=True)
+    monkeypatch.setattr("engine.cpu.native.has_tiles", lambda: False)
+    vectors = make_runner(CpuRunner, config, torch.bfloat16, packed=True)
+    assert isinstance(tiled, CpuRunner)
+    assert isinstance(vectors, CpuRunner)
+    tiled.native.model.has_tiles = False
+    assert (tiled.native.model.head.form, vectors.native.model.head.form) == (TILED, INT8)
+    cuts = [1, 2, 15, 16, 17, 33, 56]
+    expected = _all_logits(vectors, ids, cuts=cuts)
+    assert torch.equal(_all_logits(tiled, ids, cuts=cuts), expected)
+    tiled.threads = 2
+    assert torch.equal(_all_logits(tiled, ids, cuts=cuts, index=1), expected)
+
+
+@pytest.mark.usefixtures("tiles")
 def test_thousands_of_tokens_of_context() -> None:
     config = decoder_config(head_dim=64)
     ids = _ids(3000)
@@ -198,6 +230,18 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     assert torch.equal(logits[1:], expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_that_are_no_numbers_change_none_before_them(shape: str, tiles: bool) -> None:
+    """Nor in the same step: a prompt's may hold text that others share, and a broken picture behind it."""
+    runner = make_runner(CpuRunner, decoder_config(**SHAPES[shape]), torch.bfloat16)
+    ids = _ids(100)
+    expected = runner.logits([_row(0, 0, ids[:80], wanted=80)])
+    nothing = torch.full((20, decoder_config(**SHAPES[shape]).hidden_size), torch.nan, dtype=torch.bfloat16)
+    logits = runner.logits([_row(1, 0, ids, wanted=100, vision=[VisionRows(80, 0, 20, nothing)])])
+    assert logits[80:].isnan().all()
+    assert _error(logits[:80], expected) < 1e-3 if tiles else torch.equal(logits[:80], expected)
+
+
 @pytest.mark.parametrize("shape", ["llama", "QK-norm, heads of 128, M-RoPE interleaved"])
 def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
     """DeepStack's features, M-RoPE's positions, and embeddings that begin anywhere."""
@@ -226,13 +270,13 @@ def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
 
 
 def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With AMX. Decoding and drafts beside such a chunk stay what they are without it."""
+    """With AMX, and weights of 16 bits. Decoding and drafts beside such a chunk stay what they are without it."""
     loaded = library()
     assert loaded is not None
-    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16, packed=False)
     monkeypatch.setattr(loaded, "beholder_has_amx", lambda: 1)
-    split = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
-    by_torch = make_runner(TorchRunner, decoder_config(), torch.bfloat16)
+    split = make_runner(CpuRunner, decoder_config(), torch.bfloat16, packed=False)
+    by_torch = make_runner(TorchRunner, decoder_config(), torch.bfloat16, packed=False)
     chunk, other = _row(1, 0, _ids(50)), _row(3, 0, _ids(17), wanted=0)
     short = [_row(0, 0, _ids(12), wanted=3), _row(2, 0, _ids(16))]
     first = plain.logits(short)
@@ -247,6 +291,19 @@ def test_long_chunks_are_torchs_where_that_is_faster(monkeypatch: pytest.MonkeyP
     assert torch.equal(split.logits([_row(1, 0, [*_ids(50), *guesses], wanted=21)]), torch.cat([chunks, after]))
     few = [*_ids(12), *guesses[:10]]
     assert torch.equal(split.logits([_row(5, 0, few, wanted=13)]), plain.logits([_row(5, 0, few, wanted=13)]))
+
+
+def test_long_chunks_are_native_where_weights_lie_in_tiles(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, and weights of 8 bits: if the operating system lets it be used, and else they are torch's as well."""
+    loaded = library()
+    assert loaded is not None
+    plain = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    monkeypatch.setattr(loaded, "beholder_has_amx", lambda: 1)
+    beside = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
+    chunks = (plain if tiles else make_runner(TorchRunner, decoder_config(), torch.bfloat16)).logits(
+        [_row(1, 0, _ids(50))]
+    )
+    assert torch.equal(beside.logits([_row(1, 0, _ids(50))]), chunks)
 
 
 class _Mask:

@@ -1,5 +1,5 @@
-"""Machines with AMX leave long chunks to torch, which sums otherwise: tests of what the native step promises for every
-token have it compute every token, wherever they run.
+"""Machines with AMX leave long chunks to torch, which sums otherwise, unless weights have 8 bits: tests of what the
+native step promises for every token have it compute every token, wherever they run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.cpu.native import library
 
 @contextmanager
 def without_amx() -> Iterator[None]:
-    """Models that are loaded meanwhile run as on a processor that has none."""
+    """Models that are loaded meanwhile leave nothing to torch."""
     loaded = library()
     with pytest.MonkeyPatch.context() as patch:
         if loaded is not None:
