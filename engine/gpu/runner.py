@@ -34,7 +34,7 @@ from engine.gpu.step_layout import StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
 from engine.models.decoder import Decoder, DeepStack
 from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder, text_positions
-from engine.sampling import noise_key, sample
+from engine.sampling import noise_key, sample, ways
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Pools
 from engine.start_times import Lap, no_lap
@@ -72,7 +72,7 @@ class _Wanted:
         for row in rows:
             if row.sampling is not None:
                 places += [nowhere if row.drafted else row.table_row] * (1 + len(row.drafted))
-                sampling += [row.sampling, *row.drafted]
+                sampling += ways(row)
         return cls(places, sampling, list(range(len(places))) if picks is None else picks)
 
 
@@ -301,7 +301,13 @@ class CudaRunner(TorchRunner):
         """Draws again for rows whose draw is not plain, into `tokens` and the future; those that only the host can do
         are waited for and returned.
         """
-        odd = [index for index, row in enumerate(wanted.sampling) if not is_plain(row)]
+        odd: list[int] = []
+        known_way, is_odd = None, False
+        for index, way in enumerate(wanted.sampling):
+            if way is not known_way:  # tokens of a row may share one
+                known_way, is_odd = way, not is_plain(way)
+            if is_odd:
+                odd.append(index)
         if not odd:
             return {}
         bounded = [index for index in odd if is_bounded(wanted.sampling[index])]
