@@ -58,6 +58,11 @@ FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
 SHARE: Final = 0.25
 """See `Account`. Many guesses are tried before all credit is gone."""
+LEAST: Final = 1.0
+LEAST_AHEAD: Final = 4.0
+"""See `Account`; the latter where plain steps run ahead. A check of all rows takes several of those there, as they hide
+what the host does: were it not borne, a few rows would be checked at a time, for nearly as much.
+"""
 STAKE: Final = 1.0
 STAKE_EVERY: Final = 64
 """So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
@@ -105,7 +110,7 @@ class Controller:
         self.models = None
         if model_cost is not None:
             self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
-        self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE)
+        self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE, LEAST_AHEAD if waits else LEAST)
         self._openings = Openings(self.times)
         self._looking_s = 0.0
         self._saved = 0.0

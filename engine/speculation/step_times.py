@@ -34,7 +34,7 @@ EXTRAPOLATED: Final = 0.5
 WAITING: Final = 0.4
 """Where plain steps run ahead of their results, a step with drafts is taken to wait for this part of a plain one."""
 BESIDE: Final = 0.01
-TOGETHER: Final = 0.002
+TOGETHER: Final = 0.005
 """And drafts to cost these parts of a plain step, each of a row and each of all rows: such a device reads the weights,
 whatever it checks, as long as that is not much. All until it was measured.
 """
