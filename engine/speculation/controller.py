@@ -182,7 +182,7 @@ class Controller:
         offer = Offer(needs, prices.steps, prices.plain_s, self._looking_s)
         if is_open:
             offer.credit_s = self._account.stake_s(prices.plain_s)
-            offer.rate = _least_rate(rows, prices.plain_s, watch)
+            offer.rate = self._least_rate(rows, prices.plain_s, watch)
         return offer
 
     def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
@@ -250,7 +250,7 @@ class Controller:
         if prices is None:
             return 1.0
         lengths, rate = self._best(rows, candidates, sys.maxsize, prices, watch)
-        return rate * prices.plain_s / rows * watch.trust if any(lengths) else 1.0
+        return rate * prices.plain_s / rows * watch.trust * self._branching.lift(rows) if any(lengths) else 1.0
 
     def promised_by(self, chooser: Chooser, rows: int) -> float | None:
         """See `Lengths.promised_by`."""
@@ -258,7 +258,7 @@ class Controller:
         if prices is None:
             return 1.0
         total, rate = chooser(rows, self._offer(rows, prices, watch), rows * LENGTHS[-1])
-        return rate * prices.plain_s / rows * watch.trust if total else 1.0
+        return rate * prices.plain_s / rows * watch.trust * self._branching.lift(rows) if total else 1.0
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""
@@ -273,7 +273,7 @@ class Controller:
         self, rows: int, candidates: Ordered[Candidate | None], room: int, prices: Prices, watch: _Watch
     ) -> tuple[list[int], float]:
         """Drafts of each row, and tokens a second then."""
-        rate = _least_rate(rows, prices.plain_s, watch)
+        rate = self._least_rate(rows, prices.plain_s, watch)
         terms = Terms(self.times, self._account, prices.plain_s, self._looking_s, rate)
         return best(terms, rows, candidates, room)
 
@@ -440,6 +440,11 @@ class Controller:
         elif plain_s is not None and step_s is not None:
             self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
 
+    def _least_rate(self, rows: int, plain_s: float, watch: _Watch) -> float:
+        """Tokens a second that chains must promise."""
+        margin = STAY if watch.is_drafting else MARGIN
+        return rows * margin / (plain_s * watch.trust * self._branching.lift(rows))
+
     def _watch(self, rows: int) -> _Watch:
         watch = self._watches.get(size_class(rows))
         if watch is None:
@@ -461,11 +466,6 @@ class Controller:
         if found is not None:
             self._priced[rows] = found
         return found
-
-
-def _least_rate(rows: int, plain_s: float, watch: _Watch) -> float:
-    """Tokens a second that drafting must promise."""
-    return rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
 
 
 def _refresh(promise: float) -> float:

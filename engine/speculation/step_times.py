@@ -153,6 +153,11 @@ class StepTimes:
         is_known = len(own.trees.times) >= ENOUGH
         return chain_s * (max(own.trees.time, 1.0) if is_known else 1.0)
 
+    def knows_trees(self, rows: int) -> bool:
+        """Whether as many steps with trees were measured as count."""
+        own = self._rows.get(size_class(rows))
+        return own is not None and len(own.trees.times) == SAMPLES
+
     def plain_s(self, rows: int) -> float | None:
         """A step without drafts; None while that is not known."""
         figure = self._figure(rows, 0)
