@@ -26,8 +26,10 @@ from engine.batch import Flight, OverlappedRunner, Runner, SampledToken
 from engine.config import EngineConfig
 from engine.departure import Batch, depart
 from engine.execution import Execution
+from engine.failures import duplicate_id, engine_failed, memory_full, queue_full, rejected, stalled
 from engine.grammar import Grammars
 from engine.intake import Intake, Limits
+from engine.integrity import check
 from engine.kv.cache import KVCache
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
@@ -40,7 +42,7 @@ from engine.step_costs import Costs
 from engine.vision_cache import LEAST_VISION_CACHE, VisionCache
 from engine.vision_ids import VisionIds
 from engine.waiting import WaitingQueue
-from preprocess.errors import BeholderError, ClientError, ServiceError
+from preprocess.errors import BeholderError
 from preprocess.wire import Admitted, EngineRequest, EngineStats, FinishReason, OutputStart, Rejected, TokenEvents
 
 MAX_EMPTY_STEPS: Final = 16
@@ -147,7 +149,7 @@ class Engine:
         try:
             sequence = self._take_in(request, pixels)
         except BeholderError as error:
-            return _rejected(request.request_id, error)
+            return rejected(request.request_id, error)
         self._next_serial += 1
         if request.sampling.grammar:
             sequence.grammar = self.grammars.begin(request.sampling.grammar)
@@ -239,51 +241,24 @@ class Engine:
         """Prove between steps that every slot, row, picture and id is owned exactly once. Raises AssertionError
         otherwise.
         """
-        running, waiting = self.scheduler.running, list(self.waiting)
-        live = [*running, *waiting]
-        shaped = [sequence for sequence in live if sequence.grammar is not None]
-        assert all(other.grammar.token_ids == other.output_ids for other in shaped if other.grammar is not None)
-        assert {id(sequence) for sequence in live} == {id(sequence) for sequence in self._sequences.values()}
-        assert len(live) == len(self._sequences), "a sequence that both waits and runs"
-        assert all(sequence.state is State.RUNNING and sequence.hold is not None for sequence in running)
-        assert all(sequence.state is State.WAITING and sequence.hold is None for sequence in waiting)
-        assert self.waiting.num_tokens == sum(sequence.num_prompt_tokens for sequence in waiting)
-        guessed = {} if self._flying is None else self._flying[1].drafts_in_flight()
-        for sequence in running:
-            assert sequence.hold is not None
-            assert sequence.hold.num_slots == sequence.num_computed + guessed.get(sequence.serial, 0)
-        self.kv.check([sequence.hold for sequence in running if sequence.hold is not None])
-        pictures = [(sequence, picture) for sequence in live for picture in sequence.pictures]
-        self.vision.check((picture.key, (owner.serial, picture.index)) for owner, picture in pictures if picture.held)
-        pins: dict[tuple[bytes, int], int] = {}
-        for _, picture in pictures:
-            key = (picture.digest, picture.num_tokens)
-            pins[key] = pins.get(key, 0) + 1
-        self.intake.vision_ids.check(pins)
+        in_flight = {} if self._flying is None else self._flying[1].drafts_in_flight()
+        check(self._sequences.values(), self.scheduler, self.intake, in_flight)
 
     def _take_in(self, request: EngineRequest, pixels: LoadPixels) -> Sequence:
         if request.request_id in self._sequences:
-            raise ClientError(
-                f"A request with the id {request.request_id!r} is being served.", code="duplicate_request_id"
-            )
+            raise duplicate_id(request.request_id)
         now_s = self._clock()
         sequence = self.intake.build(request, self._next_serial, pixels, now_s)
         if not self.waiting.has_room(sequence.num_prompt_tokens):
             self.intake.release(sequence)
-            raise ClientError(
-                f"The queue is full: {len(self.waiting)} requests with {self.waiting.num_tokens} prompt tokens wait "
-                f"(at most {self.waiting.max_requests} and {self.waiting.max_tokens}). Try again later.",
-                status=429,
-                code="queue_full",
-                retry_after_s=self.waiting.retry_after_s(sequence.num_prompt_tokens, now_s),
-            )
+            raise queue_full(self.waiting, sequence.num_prompt_tokens, now_s)
         return sequence
 
     def _compute(self, plan: Plan, start_s: float) -> None:
         """Run the plan. Requests whose picture or batch failed end with an error; the others go on."""
         failed = self._execution.encode(plan)
         for sequence in [other for other in self.scheduler.running if failed and other.holds(failed)]:
-            self._fail(sequence, _engine_error("encoding a picture of"), keep=False)
+            self._fail(sequence, engine_failed("encoding a picture of"), keep=False)
         chunks = [chunk for chunk in plan.chunks if chunk.sequence.state is State.RUNNING]
         if not chunks:
             return
@@ -302,7 +277,7 @@ class Engine:
                 self._flying = flight, batch
                 return
         for chunk in chunks:
-            self._fail(chunk.sequence, _engine_error("computing"), keep=False)
+            self._fail(chunk.sequence, engine_failed("computing"), keep=False)
 
     def _can_run_ahead(self, flying: Batch) -> bool:
         """Whether a batch can be made that will be right whatever the one in flight gives."""
@@ -326,7 +301,7 @@ class Engine:
             return
         for part in batch.departed:
             if part.is_awaited:
-                self._fail(part.chunk.sequence, _engine_error("computing"), keep=False)
+                self._fail(part.chunk.sequence, engine_failed("computing"), keep=False)
 
     def _postprocess(self, batch: Batch, sampled: list[list[SampledToken]]) -> None:
         """Take a completed batch's results into its sequences; those that have ended since get none."""
@@ -427,7 +402,7 @@ class Engine:
         if sequence.output_ids:
             self._end(sequence, "length")
         else:
-            self._fail(sequence, _memory_error(sequence, self.kv.pool.capacity), keep=True)
+            self._fail(sequence, memory_full(sequence, self.kv.pool.capacity), keep=True)
 
     def _watch(self, plan: Plan) -> None:
         """Fail the request at the head when steps with work compute nothing."""
@@ -439,11 +414,10 @@ class Engine:
             self._num_empty_steps = 0
             head = next(iter(self.scheduler.running), None) or next(iter(self.waiting))
             logger.error("nothing could be scheduled in %d steps; request %s fails", MAX_EMPTY_STEPS, head.request_id)
-            error = ServiceError("The engine could not go on with this request.", status=500, code="engine_stalled")
-            self._fail(head, error, keep=False)
+            self._fail(head, stalled(), keep=False)
 
     def _fail(self, sequence: Sequence, error: BeholderError, *, keep: bool) -> None:
-        self._end(sequence, "error", error=_rejected(sequence.request_id, error), keep=keep)
+        self._end(sequence, "error", error=rejected(sequence.request_id, error), keep=keep)
 
     def _end(
         self, sequence: Sequence, reason: FinishReason, *, error: Rejected | None = None, keep: bool = True
@@ -457,20 +431,3 @@ class Engine:
         self.intake.release(sequence)
         self._flagged.pop(sequence.serial, None)
         del self._sequences[sequence.request_id]
-
-
-def _rejected(request_id: str, error: BeholderError) -> Rejected:
-    return Rejected(request_id, error.message, error.status, error.code, error.param, error.retry_after_s)
-
-
-def _engine_error(what: str) -> ServiceError:
-    return ServiceError(f"The engine failed while {what} this request.", status=500, code="engine_error")
-
-
-def _memory_error(sequence: Sequence, capacity: int) -> ServiceError:
-    return ServiceError(
-        f"The server's memory holds {capacity} tokens, and this request alone needs more: "
-        f"{sequence.num_prompt_tokens} of prompt alone. Send fewer or smaller pictures, or less text.",
-        status=500,
-        code="kv_exhausted",
-    )

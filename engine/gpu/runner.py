@@ -13,28 +13,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-import numpy as np
 import torch
 
-from engine.attention.backend import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention
 from engine.attention.flashinfer_modules import AttentionModules, NoModules
-from engine.batch import FUTURE_TOKEN, PictureEncoding, Row, RowSampling, SampledToken, VisionRows
+from engine.batch import PictureEncoding, Row, RowSampling, SampledToken
 from engine.gpu.drafters import GraphedDraftModel, GraphedHead
+from engine.gpu.draws import Draws, Wanted
+from engine.gpu.eager_steps import EagerSteps
 from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.flight import CudaFlight, JoinedFlight
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.guess_graphs import GuessGraphs
-from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
 from engine.gpu.step_graphs import StepGraphs, StepResult
 from engine.gpu.step_layout import StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
-from engine.models.decoder import Decoder, DeepStack
-from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder, text_positions
-from engine.sampling import noise_key, sample, ways
+from engine.models.decoder import Decoder
+from engine.runner import MAX_DRAFTS, TorchRunner, VisionEncoder
 from engine.speculation.drafter import Drafter
 from engine.speculation.torch_drafters import Pools
 from engine.start_times import Lap, no_lap
@@ -51,29 +49,6 @@ EXPECTING_S: Final = 1.0
 """So long at start for the graphs of pictures that are likely to come."""
 
 logger = logging.getLogger("beholder.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a step samples, in order: in which place of the slot table the token is the last one drawn, how it is drawn,
-    which sample it is.
-    """
-
-    places: list[int]
-    sampling: list[RowSampling]
-    picks: list[int]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], nowhere: int, picks: list[int] | None = None) -> _Wanted:
-        """`picks` None: samples are in the order of the rows. Which of a row's tokens is its last is not known while it
-        has drafts: those go to the place `nowhere`.
-        """
-        places, sampling = [], []
-        for row in rows:
-            if row.sampling is not None:
-                places += [nowhere if row.drafted else row.table_row] * (1 + len(row.drafted))
-                sampling += ways(row)
-        return cls(places, sampling, list(range(len(places))) if picks is None else picks)
 
 
 class CudaRunner(TorchRunner):
@@ -113,12 +88,14 @@ class CudaRunner(TorchRunner):
         self.drafts_beside_prompts = False  # they have graphs of their own
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._draws = Draws(self._future)
         self._modules = modules
         self._captures_more = True
         self._drafts = drafts
         self._expected = expected
         self._attention = FlashInferAttention(self.kv_pool, table, model.config.num_heads, modules)
         self._decoder = FusedDecoder(model, self.kv_pool)
+        self._eager = EagerSteps(self._decoder, self._attention, self._future, num_taps=encoder.num_taps)
         self.graphs: StepGraphs | None = StepGraphs(
             self._decoder,
             self._attention,
@@ -263,14 +240,14 @@ class CudaRunner(TorchRunner):
         """Rows that share a replay, or launches."""
         result = self._replayed(rows)
         if result is not None:
-            wanted = _Wanted.of(rows, self.max_rows, result.picks)
+            wanted = Wanted.of(rows, self.max_rows, result.picks)
             logits, tokens = result.logits, result.tokens
         else:
-            wanted = _Wanted.of(rows, self.max_rows)
+            wanted = Wanted.of(rows, self.max_rows)
             logits = self.logits(rows)
-            tokens = self._draw(logits, wanted)
+            tokens = self._draws.draw(logits, wanted)
         is_first = result is not None and result.is_first
-        return CudaFlight(tokens, wanted.picks, self._redraw(logits, tokens, wanted), is_first=is_first)
+        return CudaFlight(tokens, wanted.picks, self._draws.redraw(logits, tokens, wanted), is_first=is_first)
 
     def _replayed(self, rows: Sequence[Row]) -> StepResult | None:
         """The step as a graph; None where none fits."""
@@ -281,152 +258,9 @@ class CudaRunner(TorchRunner):
         sorted_rows = StepRows.of(rows)
         return self.graphs.run(sorted_rows) if self.graphs.fits(sorted_rows) else None
 
-    def _draw(self, logits: torch.Tensor, wanted: _Wanted) -> torch.Tensor:
-        """Greedy and plain draws of all rows, int64 (rows,)."""
-        count = len(wanted.places)
-        tokens = torch.empty(count, dtype=torch.int64, device=self.device)
-        if count:
-            staged = np.empty((4, count), np.int32)
-            staged[:2] = (
-                np.array([noise_key(row) for row in wanted.sampling], np.int64).view(np.int32).reshape(2, count)
-            )
-            staged[2] = np.array([temperature_of(row.params) for row in wanted.sampling], np.float32).view(np.int32)
-            staged[3] = wanted.places
-            sent = torch.from_numpy(staged).pin_memory().to(self.device, non_blocking=True)
-            keys = sent[:2].view(-1).view(torch.int64)
-            draw(logits, sent[2].view(torch.float32), keys, tokens, self._future, sent[3])
-        return tokens
-
-    def _redraw(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: _Wanted) -> dict[int, SampledToken]:
-        """Draws again for rows whose draw is not plain, into `tokens` and the future; those that only the host can do
-        are waited for and returned.
-        """
-        odd: list[int] = []
-        known_way, is_odd = None, False
-        for index, way in enumerate(wanted.sampling):
-            if way is not known_way:  # tokens of a row may share one
-                known_way, is_odd = way, not is_plain(way)
-            if is_odd:
-                odd.append(index)
-        if not odd:
-            return {}
-        bounded = [index for index in odd if is_bounded(wanted.sampling[index])]
-        hard = [index for index in odd if not is_bounded(wanted.sampling[index])]
-        known: dict[int, SampledToken] = {}
-        if bounded:
-            drawn = draw_bounded(logits[self._samples(bounded, wanted)], [wanted.sampling[index] for index in bounded])
-            self._replace(tokens, bounded, wanted, drawn)
-        if hard:
-            sampled = sample(logits[self._samples(hard, wanted)], [wanted.sampling[index] for index in hard])
-            known = dict(zip(hard, sampled, strict=True))
-            self._replace(tokens, hard, wanted, self._sent([token.token_id for token in sampled]))
-        return known
-
-    def _replace(self, tokens: torch.Tensor, indices: list[int], wanted: _Wanted, drawn: torch.Tensor) -> None:
-        tokens[self._samples(indices, wanted)] = drawn
-        self._future[self._sent([wanted.places[index] for index in indices])] = drawn
-
-    def _samples(self, indices: Sequence[int], wanted: _Wanted) -> torch.Tensor:
-        return self._sent([wanted.picks[index] for index in indices])
-
-    def _sent(self, values: Sequence[int]) -> torch.Tensor:
-        """int64 on the device, without waiting for it."""
-        return torch.tensor(values, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
-
-    @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Runs the forward of a step kernel by kernel: float32 logits (tokens to sample, vocab), row by row."""
-        order = sorted(range(len(rows)), key=lambda index: _layout_key(rows[index]))  # as attention wants them
-        by_length = [rows[index] for index in order]
-        logits = self._logits(by_length)
-        if order == list(range(len(rows))):
-            return logits
-        counts = [0 if row.sampling is None else 1 + len(row.drafted) for row in by_length]
-        ends = np.cumsum(counts)
-        of_row = {index: range(end - count, end) for index, end, count in zip(order, ends, counts, strict=True)}
-        return logits[self._sent([at for index in range(len(rows)) for at in of_row[index]])]
-
-    def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """`logits` of rows in rising length, trees of drafts last."""
-        lengths = [len(row.token_ids) for row in rows]
-        ends = np.cumsum(lengths, dtype=np.int64) - 1
-        total = int(ends[-1]) + 1
-        staged = np.empty((2, total), np.int64)  # ids, positions in the sequence
-        pictures: list[tuple[int, VisionRows]] = []  # (first token, what stands there)
-        first = 0
-        for row, length in zip(rows, lengths, strict=True):
-            staged[0, first : first + length] = row.token_ids
-            staged[1, first : first + length] = np.arange(row.start, row.start + length)
-            for part in row.vision:
-                staged[0, first + part.start : first + part.start + part.count] = 0  # may be ids above the vocabulary
-                pictures.append((first + part.start, part))
-            if row.token_ids[0] == FUTURE_TOKEN:
-                staged[0, first] = -1 - row.table_row
-            first += length
-        parts = [staged.reshape(-1)]
-        has_axes = self.model.config.rope.sections is not None
-        has_trees = any(row.parents is not None for row in rows)
-        if has_axes:
-            parts.append(self._axes(rows, total).reshape(-1))
-        elif has_trees:
-            parts.append(np.concatenate([text_positions(row) for row in rows]))
-        of_rows = [
-            np.arange(end - len(row.drafted), end + 1)
-            for row, end in zip(rows, ends, strict=True)
-            if row.sampling is not None
-        ]
-        sampling_ends = np.concatenate(of_rows) if of_rows else ends[:0]
-        parts.append(sampling_ends)
-        sent = torch.from_numpy(np.concatenate(parts)).pin_memory().to(self.device, non_blocking=True)
-        ids, positions = sent[:total], sent[total : 2 * total]
-        rotary = positions
-        if has_axes:
-            rotary = sent[2 * total : 5 * total].view(3, total)
-        elif has_trees:
-            rotary = sent[2 * total : 3 * total]
-        if any(row.token_ids[0] == FUTURE_TOKEN for row in rows):
-            ids = torch.where(ids < 0, self._future[(-1 - ids).clamp(min=0)], ids)
-
-        hidden = self.model.embed(ids)  # (tokens, hidden)
-        width = hidden.shape[1]
-        embeddings = [(at, part.embeddings[part.first : part.first + part.count]) for at, part in pictures]
-        for at, rows_of in embeddings:
-            hidden[at : at + len(rows_of)] = rows_of.view(len(rows_of), -1)[:, :width]
-        segments = [Segment(row.table_row, row.start, len(row.token_ids), row.parents) for row in rows]
-        plan = self._attention.plan(segments, positions)
-        if self._told is not None:
-            for at, rows_of in embeddings:
-                self._told.see(plan.places[at : at + len(rows_of)], rows_of.view(len(rows_of), -1)[:, :width])
-        if not len(sampling_ends):  # the last layer's results are nobody's, but its keys and values are
-            self._decoder.logits(hidden, rotary, plan, self._taps(embeddings), sent[:1] * 0)
-            return torch.empty((0, self.vocab_size), device=self.device)
-        return self._decoder.logits(
-            hidden, rotary, plan, self._taps(embeddings), sent[len(sent) - len(sampling_ends) :]
-        )
-
-    def _axes(self, rows: Sequence[Row], total: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """(3, tokens): rotary positions."""
-        axes = np.empty((3, total), np.int64)
-        first = 0
-        for row in rows:
-            stop = first + len(row.token_ids)
-            own = row.positions
-            axes[:, first:stop] = text_positions(row) + row.position_delta if own is None else own
-            first = stop
-        return axes
-
-    def _taps(self, pictures: Sequence[tuple[int, torch.Tensor]]) -> DeepStack | None:
-        """What the first layers add at vision tokens, given as (first token, embeddings)."""
-        if not pictures or not self.encoder.num_taps:
-            return None
-        tokens = torch.cat([torch.arange(at, at + len(part), device=self.device) for at, part in pictures])
-        width = self.model.config.hidden_size
-        taps = torch.cat([part.view(len(part), -1, width)[:, 1:] for _, part in pictures])  # (tokens, taps, hidden)
-        return DeepStack(tokens, taps.transpose(0, 1).contiguous())
-
-
-def _layout_key(row: Row) -> tuple[bool, int]:
-    return row.parents is not None, len(row.token_ids)
+        """Runs the forward of a step kernel by kernel: see `EagerSteps.logits`."""
+        return self._eager.logits(rows)
 
 
 def _parts(rows: Sequence[Row]) -> list[list[int]]:

@@ -21,8 +21,9 @@ from engine.speculation.lengths import Candidate, Lengths
 from engine.speculation.merge import Branch, DraftTree
 from engine.speculation.model_drafting import ModelDrafting
 from engine.speculation.model_lengths import ModelCandidate
-from engine.speculation.native_sources import NativeSources, library
+from engine.speculation.native_sources import NativeSources
 from engine.speculation.ngram import NGrams
+from engine.speculation.told import library
 from engine.speculation.tree import NO_DRAFTS, Drafts
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from engine.speculation.tree import NO_DRAFTS, Drafts
 if TYPE_CHECKING:
     from engine.sequence import Sequence
     from engine.speculation.merge import DraftTree
-    from engine.speculation.native_sources import Told
+    from engine.speculation.told import Told
 
 
 class Kind(enum.Enum):

@@ -20,8 +20,9 @@ from engine.speculation.following import Following
 from engine.speculation.lengths import Candidate, Offer
 from engine.speculation.merge import DraftTree
 from engine.speculation.model_drafting import ModelDrafting
-from engine.speculation.native_sources import MOST, NativeSources
+from engine.speculation.native_sources import NativeSources
 from engine.speculation.step_reports import Outcome, StepReports, is_plain
+from engine.speculation.told import MOST
 from engine.speculation.tree import NO_DRAFTS, Drafts, lineages, path
 from engine.speculation.upkeep import Upkeep, Work
 

@@ -1,9 +1,9 @@
-// What native_sources.py and the native sources tell each other: these structs are declared there a second time. A part of
+// What told.py and the native sources tell each other: these structs are declared there a second time. A part of
 // guesses.cpp, as all headers of this folder are.
 
 namespace {
 
-constexpr int VERSION = 4;  // of what native_sources.py is told of these files
+constexpr int VERSION = 4;  // of what told.py knows of these files
 constexpr int32_t BREAK = -1;
 constexpr int MOST = 64;       // guesses of a proposal
 constexpr int PROPOSALS = 5;   // echo, ngram and its older one, grammar, habit
@@ -12,7 +12,7 @@ constexpr int BRANCHES = 4;    // proposals of which a tree is made
 enum Kind { NGRAM_SHORT, NGRAM_LONG, NGRAM_OLDER, ECHO, ECHO_ASTRAY, GRAMMAR, HABIT, KINDS };
 enum Source { FROM_ECHO = 1, FROM_NGRAM = 2, FROM_GRAMMAR = 4, FROM_HABIT = 8 };
 
-// Told once; `Rules` of native_sources.py.
+// Told once; `Rules` of told.py.
 struct Rules {
     double priors[KINDS][2];
     double prior_weight, most, rescue, sure, least_rate, least_habit, fading;
@@ -24,7 +24,7 @@ struct Rules {
     int32_t max_contexts;                   // habit.py
 };
 
-// A sequence before a step; `Asked` of native_sources.py. It may say `max_tokens` in all, and `limit` may be guessed.
+// A sequence before a step; `Asked` of told.py. It may say `max_tokens` in all, and `limit` may be guessed.
 // `num_new` tokens were said since the last look, the first `num_said` of them by the step behind it, which checked
 // `checked` of the best proposal; of a tree, `paths` says how much of each proposal, and is 0 of no tree.
 struct Sequence;
@@ -35,7 +35,7 @@ struct Asked {
     int32_t paths[BRANCHES];
 };
 
-// The best proposal of a sequence; `Found` of native_sources.py.
+// The best proposal of a sequence; `Found` of told.py.
 struct Found {
     double first, later;
     int32_t kind, length;
@@ -44,7 +44,7 @@ struct Found {
 constexpr int NUM_LENGTHS = 4, LENGTHS[NUM_LENGTHS] = {1, 3, 7, 15};  // chains.py
 constexpr int NEEDS = 9;
 
-// What checking guesses takes and may cost; `Bet` of native_sources.py. `steps`: pairs as `needs`, of what steps take.
+// What checking guesses takes and may cost; `Bet` of told.py. `steps`: pairs as `needs`, of what steps take.
 // `rate`: tokens a second, what must be promised and then what is.
 struct Bet {
     const double* steps;

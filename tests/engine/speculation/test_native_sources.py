@@ -25,10 +25,10 @@ from engine.speculation.choosing import SOURCES
 from engine.speculation.controller import Controller
 from engine.speculation.drafting import Kind
 from engine.speculation.lengths import NO_NEEDS, NUM_NEEDS, Always, Candidate, Offer
-from engine.speculation.native_sources import BRANCHES, KINDS, library
 from engine.speculation.prices import PRICED
 from engine.speculation.speculator import Speculator
 from engine.speculation.step_times import StepTimes
+from engine.speculation.told import BRANCHES, KINDS, library
 from engine.speculation.tree import Drafts
 from engine.step_budget import Room
 from engine.step_costs import Load, size_class

@@ -14,8 +14,8 @@ import pytest
 from engine.batch import SampledToken
 from engine.scheduler import Chunk, Plan
 from engine.sequence import Sequence
-from engine.speculation.native_sources import library
 from engine.speculation.speculator import Speculator
+from engine.speculation.told import library
 from engine.speculation.tree import Drafts, path
 from engine.step_budget import Room
 from engine.step_costs import Load
