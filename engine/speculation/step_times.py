@@ -134,7 +134,7 @@ class StepTimes:
         """The same of a step in which drafts of some rows were trees. Counts by how much longer it took than one with
         as many in chains.
         """
-        chain_s = self.step_s(rows, tokens)
+        chain_s = self._step_s(rows, tokens, is_hopeful=False)
         if chain_s is None:
             return
         own = self._rows[size_class(rows)]
@@ -187,7 +187,8 @@ class StepTimes:
             self._told[key] = self._step_s(rows, tokens)
         return self._told[key]
 
-    def _step_s(self, rows: int, tokens: int) -> float | None:
+    def _step_s(self, rows: int, tokens: int, *, is_hopeful: bool = True) -> float | None:
+        """`is_hopeful`: what was not measured is taken to be so cheap that it is tried."""
         plain = self._figure(rows, 0)
         if plain is None or tokens <= rows:
             return None if plain is None else plain.time * rows
@@ -206,8 +207,10 @@ class StepTimes:
         low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
         high = min((point for point in known if point[0] > width), default=None)
         if high is not None:
+            if self._waits and low[0] == 1.0 and not is_hopeful:  # a few drafts wait as many do
+                low = 1.0, min((1.0 + WAITING) * plain.time, high[1])
             share = (width - low[0]) / (high[0] - low[0])
-            if exact is None:
+            if exact is None and is_hopeful:
                 share *= HOPED  # so that it is tried once
             return (low[1] + share * (high[1] - low[1])) * rows
         if low[0] == 1.0 and (extra_s := self._elsewhere_s(rows, tokens - rows)) is not None:
