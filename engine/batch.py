@@ -74,7 +74,7 @@ class RowSampling:
 
 class DraftedAlike(Sequence[RowSampling]):
     """How tokens after drafts are drawn that ask for nothing but what the row's `sampling` does, each behind the drafts
-    that lead to it.
+    that lead to it. To be read before more of the answer is known.
     """
 
 

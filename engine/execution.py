@@ -55,7 +55,6 @@ class Execution:
     ) -> None:
         self._runner = runner
         self._is_awaited = is_awaited(runner)
-        self._is_overlapped = isinstance(runner, OverlappedRunner)
         self._grammars = grammars
         self._pool = pool
         self._vision = vision
@@ -172,8 +171,6 @@ class Execution:
         sampling = sequence.sampling((), masks[0] if masks else None) if chunk.samples else None
         first = start - len(sequence.prompt_ids)
         drafted: Ordered[RowSampling] = Drafted(chunk, masks) if chunk.drafts else ()
-        if drafted and self._is_overlapped:  # it may be read when more of the answer is known
-            drafted = list(drafted)
         if drafted and first >= 0:
             ids, delta = [*sequence.output_ids[first:], *chunk.drafts], sequence.position_delta
             return Row(sequence.hold.row, start, ids, sampling, (), None, delta, drafted, chunk.parents, masks)

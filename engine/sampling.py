@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from engine.batch import RowSampling, SampledToken
+from engine.batch import DraftedAlike, Row, RowSampling, SampledToken
 from preprocess.wire import SamplingParams, TokenLogprobs
 
 COLDEST: Final = 1e-5
@@ -101,6 +101,18 @@ def plainly_greedy(rows: Sequence[RowSampling]) -> list[int]:
         if is_plain and not row.banned_ids:
             greedy.append(index)
     return greedy
+
+
+def ways(row: Row) -> list[RowSampling]:
+    """How each token is drawn that a row asks for. Where each is the largest of its logits, one way stands for all: a
+    draft's differs from the row's own in noise alone, which takes no part.
+    """
+    how = row.sampling
+    if how is None:
+        return []
+    if isinstance(row.drafted, DraftedAlike) and how.allowed is None and is_plainly_greedy(how):
+        return [how] * (1 + len(row.drafted))
+    return [how, *row.drafted]
 
 
 def is_plainly_greedy(row: RowSampling) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from engine.batch import Row, RowSampling, SampledToken
 from engine.gpu.sampling import draw, draw_bounded, is_bounded, is_plain, temperature_of
-from engine.sampling import noise_key, sample
+from engine.sampling import noise_key, sample, ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Wanted:
         for row in rows:
             if row.sampling is not None:
                 places += [nowhere if row.drafted else row.table_row] * (1 + len(row.drafted))
-                sampling += [row.sampling, *row.drafted]
+                sampling += ways(row)
         return cls(places, sampling, list(range(len(places))) if picks is None else picks)
 
 
@@ -66,7 +66,13 @@ class Draws:
         """Draws again for rows whose draw is not plain, into `tokens` and the future; those that only the host can do
         are waited for and returned.
         """
-        odd = [index for index, row in enumerate(wanted.sampling) if not is_plain(row)]
+        odd: list[int] = []
+        known_way, is_odd = None, False
+        for index, way in enumerate(wanted.sampling):
+            if way is not known_way:  # tokens of a row may share one
+                known_way, is_odd = way, not is_plain(way)
+            if is_odd:
+                odd.append(index)
         if not odd:
             return {}
         bounded = [index for index in odd if is_bounded(wanted.sampling[index])]

@@ -37,7 +37,7 @@ from engine.gpu.step_graphs import StepResult
 from engine.gpu.step_layout import cut
 from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
 from engine.runner import text_positions
-from engine.sampling import noise_key
+from engine.sampling import noise_key, ways
 
 logger = logging.getLogger("beholder.engine")
 
@@ -171,7 +171,7 @@ class VerifyGraphs:
             parts["positions"][at] = filled.positions
             in_text = np.concatenate([text_positions(row) for row in rows]) if trees else filled.positions
             parts["rotary"][at] = in_text + filled.each(filled.deltas)
-            sampling = [how for row in rows for how in (row.sampling, *row.drafted) if how is not None]
+            sampling = [way for row in rows for way in ways(row)]
             temperatures = [temperature_of(how.params) for how in sampling]
             if any(temperatures):
                 parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]

@@ -16,8 +16,6 @@ ALLOWANCE: Final = 0.01
 """Part of a plain step that every step pays in."""
 SURPRISE: Final = 4.0
 """A step that took longer than so many times what was expected tells of the machine, not of guesses."""
-LEAST: Final = 1.0
-"""So many plain steps one step may lose if so much is left, whatever its share is."""
 MOST_DEBT: Final = 8.0
 """In plain steps: what was lost beyond, though the account was asked before, is the machine's doing as well."""
 
@@ -29,12 +27,14 @@ class Account:
         first: What it begins with.
         most: The most that it holds.
         share: Part of what is left that one step may lose.
+        least: So many plain steps one step may lose if so much is left, whatever its share is.
     """
 
-    def __init__(self, first: float, most: float, share: float = 1.0) -> None:
+    def __init__(self, first: float, most: float, share: float = 1.0, least: float = 1.0) -> None:
         self._first = first
         self._most = most
         self._share = share
+        self._least = least
         self._credit: float | None = None
 
     def pay_in(self, plain_s: float, num_steps: int = 1) -> None:
@@ -56,7 +56,7 @@ class Account:
     def stake_s(self, plain_s: float) -> float:
         """What one step may lose."""
         left_s = self.left_s(plain_s)
-        return max(self._share * left_s, min(left_s, LEAST * plain_s))
+        return max(self._share * left_s, min(left_s, self._least * plain_s))
 
     def steps_until(self, cost_s: float, plain_s: float) -> float:
         """How many steps must go by until so much may be lost; 0: none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engine.speculation.drafting import Drafting, Proposal, Source
+from engine.speculation.drafting import Drafting, Kind, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.habit import Habit
 from engine.speculation.lengths import Candidate
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Ordered
 
     from engine.sequence import Sequence
+    from engine.speculation.acceptance import Rates
     from engine.speculation.beliefs import Beliefs
 
 SURE: Final = 0.5
@@ -25,27 +26,34 @@ def asked(
 ) -> Candidate | None:
     """The best of what the sources guess, `limit` tokens at most. All of it is what `drafting` has proposed then."""
     proposed: list[Proposal] = []
-    most = 0.0
+    known: dict[Kind, Rates] = {}
+
+    def rates_of(kind: Kind) -> Rates:
+        rates = known.get(kind)
+        if rates is None:
+            rates = known[kind] = beliefs.rates(drafting, kind)
+        return rates
+
+    def right(made: Proposal) -> float:
+        return rates_of(made.kind).expected(len(made.token_ids))
+
     echo = next((source for source in sources if isinstance(source, Echo)), None)
     for source in sources if limit > 0 else ():
-        if proposed and most >= SURE * limit:
+        if proposed and max(map(right, proposed)) >= SURE * limit:
             break  # nobody else could guess much more
         answer = source.propose(sequence, drafting, limit)
         for made in (answer, *answer.others) if answer is not None else ():
             proposal = allowed(sequence, made, vocab_size)
             if proposal is not None:
                 proposed.append(proposal)
-                rates = beliefs.rates(drafting, proposal.kind)
-                most = max(most, rates.expected(len(proposal.token_ids)))
         if source.name == Habit.name and echo is not None:
             proposed = echo.weighed(drafting, proposed)
     best, best_at, most = None, 0, 0.0
     for index, proposal in enumerate(proposed):
-        rates = beliefs.rates(drafting, proposal.kind)
-        right = rates.expected(len(proposal.token_ids))
-        if right > most:
-            best_at, most = index, right
-            best = Candidate(len(proposal.token_ids), rates)
+        if (own := right(proposal)) > most:
+            best_at, most = index, own
+    if most:
+        best = Candidate(len(proposed[best_at].token_ids), rates_of(proposed[best_at].kind))
     if best_at:
         proposed.insert(0, proposed.pop(best_at))
     drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS

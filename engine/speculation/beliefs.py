@@ -33,10 +33,14 @@ class Beliefs:
     def __init__(self) -> None:
         self._acceptance = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}
         self._rescues = {kind: Acceptance(SOURCE_MEMORY) for kind in Kind}  # where those asked before are wrong
+        self._general: dict[Kind, Rates] = {}  # until something is learnt of the kind: all rows of a step ask
 
     def general(self, kind: Kind) -> Rates:
         """In all answers."""
-        return self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
+        rates = self._general.get(kind)
+        if rates is None:
+            rates = self._general[kind] = self._acceptance[kind].rates(kind.prior, PRIOR_WEIGHT)
+        return rates
 
     def rates(self, drafting: Drafting, kind: Kind) -> Rates:
         """In this one, of which others tell something too."""
@@ -50,6 +54,7 @@ class Beliefs:
     def learn(self, drafting: Drafting, kind: Kind, right: int, guessed: int) -> None:
         """Of so many guesses in a row the first `right` were right."""
         self._acceptance[kind].add(right, guessed)
+        self._general.pop(kind, None)
         own = drafting.acceptance.get(kind)
         if own is None:
             own = drafting.acceptance[kind] = Acceptance(SEQUENCE_MEMORY)
@@ -89,6 +94,7 @@ class Beliefs:
         kind, guesses = drafting.watched_kind, drafting.watched
         is_right = guesses[0] == said[0]
         self._acceptance[kind].add_later(is_right)
+        self._general.pop(kind, None)
         if kind in drafting.acceptance:
             drafting.acceptance[kind].add_later(is_right)
         drafting.watched = guesses[1:] if is_right else ()
@@ -100,9 +106,12 @@ class Beliefs:
             return
         for index, proposal in enumerate(proposed[1:], start=1):
             guesses = proposal.token_ids
+            right = agreement(guesses, said)
+            if right < agreement(guesses, proposed[0].token_ids):
+                continue  # it was wrong before it left the others
             shared = [agreement(guesses, earlier.token_ids) for earlier in proposed[:index]]
-            at = max(shared)  # here it leaves the others
-            if at >= min(len(guesses), len(said)) or agreement(guesses, said) < at:
+            at = max(shared)  # here it leaves them
+            if at >= min(len(guesses), len(said)) or right < at:
                 continue
             tried = [
                 earlier.token_ids[at]
@@ -111,4 +120,4 @@ class Beliefs:
             ]
             if tried and said[at] not in tried:
                 checked = max(len(path(*drafting.drafts, guesses)) - at, 1) if drafting.tree is not None else 1
-                self._rescues[proposal.kind].add(min(agreement(guesses[at:], said[at:]), checked), checked)
+                self._rescues[proposal.kind].add(min(right - at, checked), checked)

@@ -24,9 +24,12 @@ LONGEST_PAUSE: Final = 64
 
 @dataclass(slots=True)
 class _Watch:
-    """What is known of one row count: steps with trees in a row, and steps until trees are made again."""
+    """What is known of one row count: steps with trees in a row, and steps until trees are made again; how many times
+    as many tokens a second as chains they promised last, 1 where chains were checked.
+    """
 
     num_steps: int = 0
+    lift: float = 1.0
     pause: int = 0
     next_pause: int = 1
 
@@ -50,6 +53,13 @@ class Branching:
         watch.pause = max(watch.pause - 1, 0)
         return not watch.pause
 
+    def lift(self, rows: int) -> float:
+        """How many times as many tokens a second the next step may yield as chains do: what pays with trees need not
+        pay without.
+        """
+        watch = self._watches.get(size_class(rows))
+        return 1.0 if watch is None else watch.lift
+
     def choose(
         self, lengths: Ordered[int], chains: Ordered[float], gains: Ordered[Ordered[float] | None], room: int
     ) -> tuple[list[int], float] | None:
@@ -66,7 +76,8 @@ class Branching:
         watch = self._watches.setdefault(size_class(rows), _Watch())
         chain_s = self._times.step_s(rows, rows + sum(lengths))
         assert chain_s is not None
-        best, best_rate = None, (rows + sum(chains)) / chain_s * (STAY if watch.num_steps else MARGIN)
+        chain_rate = (rows + sum(chains)) / chain_s
+        best, best_rate = None, chain_rate * (STAY if watch.num_steps else MARGIN)
         for longest in self._lengths:
             widths = [
                 own if tree is None else fitting(len(tree), longest, self._lengths, rows)
@@ -83,12 +94,13 @@ class Branching:
             if (rows + right) / step_s > best_rate:
                 best, best_rate = widths, (rows + right) / step_s
         if best is None:
-            watch.num_steps = 0
+            watch.num_steps, watch.lift = 0, 1.0
             watch.next_pause = min(2 * watch.next_pause, LONGEST_PAUSE)
             watch.pause = watch.next_pause
             return None
         watch.next_pause = 1
         watch.num_steps += 1
+        watch.lift = best_rate / chain_rate if self._times.knows_trees(rows) else 1.0
         return (best, best_rate) if watch.num_steps % REFRESH else None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from engine.speculation.asking import SURE, allowed, asked
 from engine.speculation.beliefs import MAX_BRANCHES, PRIOR_WEIGHT, RESCUE, SEQUENCE_MEMORY, SOURCE_MEMORY, Beliefs
 from engine.speculation.controller import Controller
-from engine.speculation.drafting import Drafting, Proposal, Source, agreement
+from engine.speculation.drafting import Drafting, Proposal, Source
 from engine.speculation.echo import Echo
 from engine.speculation.forced import Forced
 from engine.speculation.habit import Habit
@@ -210,7 +210,7 @@ class Choosing:
             made: Proposal | None = branch.proposal
             if self._native is not None:
                 made = allowed(sequence, branch.proposal, self._vocab_size)
-            if made is not None and agreement(made.token_ids, trunk.proposal.token_ids) < len(made.token_ids):
+            if made is not None and list(made.token_ids) != list(trunk.proposal.token_ids[: len(made.token_ids)]):
                 others.append(Branch(made, branch.rates))
         return DraftTree([trunk, *others]) if others else None
 

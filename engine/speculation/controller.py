@@ -58,6 +58,11 @@ FIRST_CREDIT: Final = 8.0
 MOST_CREDIT: Final = 32.0
 SHARE: Final = 0.25
 """See `Account`. Many guesses are tried before all credit is gone."""
+LEAST: Final = 1.0
+LEAST_AHEAD: Final = 4.0
+"""See `Account`; the latter where plain steps run ahead. A check of all rows takes several of those there, as they hide
+what the host does: were it not borne, a few rows would be checked at a time, for nearly as much.
+"""
 STAKE: Final = 1.0
 STAKE_EVERY: Final = 64
 """So much, in plain steps, an answer may lose that may repeat an earlier one, whatever was lost before: a camera that
@@ -105,7 +110,7 @@ class Controller:
         self.models = None
         if model_cost is not None:
             self.models = ModelLengths(self.times, model_cost, model_cost if late_cost is None else late_cost)
-        self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE)
+        self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE, LEAST_AHEAD if waits else LEAST)
         self._openings = Openings(self.times)
         self._looking_s = 0.0
         self._saved = 0.0
@@ -177,7 +182,7 @@ class Controller:
         offer = Offer(needs, prices.steps, prices.plain_s, self._looking_s)
         if is_open:
             offer.credit_s = self._account.stake_s(prices.plain_s)
-            offer.rate = _least_rate(rows, prices.plain_s, watch)
+            offer.rate = self._least_rate(rows, prices.plain_s, watch)
         return offer
 
     def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
@@ -245,7 +250,7 @@ class Controller:
         if prices is None:
             return 1.0
         lengths, rate = self._best(rows, candidates, sys.maxsize, prices, watch)
-        return rate * prices.plain_s / rows * watch.trust if any(lengths) else 1.0
+        return rate * prices.plain_s / rows * watch.trust * self._branching.lift(rows) if any(lengths) else 1.0
 
     def promised_by(self, chooser: Chooser, rows: int) -> float | None:
         """See `Lengths.promised_by`."""
@@ -253,7 +258,7 @@ class Controller:
         if prices is None:
             return 1.0
         total, rate = chooser(rows, self._offer(rows, prices, watch), rows * LENGTHS[-1])
-        return rate * prices.plain_s / rows * watch.trust if total else 1.0
+        return rate * prices.plain_s / rows * watch.trust * self._branching.lift(rows) if total else 1.0
 
     def choose(self, rows: int, candidates: Ordered[Candidate | None], room: int) -> list[int]:
         """See `Lengths.choose`."""
@@ -268,7 +273,7 @@ class Controller:
         self, rows: int, candidates: Ordered[Candidate | None], room: int, prices: Prices, watch: _Watch
     ) -> tuple[list[int], float]:
         """Drafts of each row, and tokens a second then."""
-        rate = _least_rate(rows, prices.plain_s, watch)
+        rate = self._least_rate(rows, prices.plain_s, watch)
         terms = Terms(self.times, self._account, prices.plain_s, self._looking_s, rate)
         return best(terms, rows, candidates, room)
 
@@ -435,6 +440,11 @@ class Controller:
         elif plain_s is not None and step_s is not None:
             self._account.settle((rows + gained) / rows * plain_s - step_s, plain_s)
 
+    def _least_rate(self, rows: int, plain_s: float, watch: _Watch) -> float:
+        """Tokens a second that chains must promise."""
+        margin = STAY if watch.is_drafting else MARGIN
+        return rows * margin / (plain_s * watch.trust * self._branching.lift(rows))
+
     def _watch(self, rows: int) -> _Watch:
         watch = self._watches.get(size_class(rows))
         if watch is None:
@@ -456,11 +466,6 @@ class Controller:
         if found is not None:
             self._priced[rows] = found
         return found
-
-
-def _least_rate(rows: int, plain_s: float, watch: _Watch) -> float:
-    """Tokens a second that drafting must promise."""
-    return rows * (STAY if watch.is_drafting else MARGIN) / (plain_s * watch.trust)
 
 
 def _refresh(promise: float) -> float:

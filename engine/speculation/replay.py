@@ -5,7 +5,9 @@ Random weights say nothing that anybody could guess; a script lets the mechanism
 
 from __future__ import annotations
 
+import math
 import random
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING
@@ -65,9 +67,19 @@ class Replay:
         """Nothing is kept."""
 
     def _guesses(self, known: Ordered[int]) -> list[int]:
-        """Each with the accuracy. A source takes little time, and so must this."""
-        draw, accuracy = self._random.random, self.accuracy
-        return [token_id if draw() < accuracy else self._wrong(token_id) for token_id in known]
+        """Each with the accuracy. A source takes little time, and so must this: it draws for wrong ones alone."""
+        guesses = list(known)
+        at = self._run()
+        while at < len(guesses):
+            guesses[at] = self._wrong(guesses[at])
+            at += 1 + self._run()
+        return guesses
+
+    def _run(self) -> int:
+        """How many guesses are right until the next wrong one: n or more with probability accuracy ** n."""
+        if not 0.0 < self.accuracy < 1.0:
+            return sys.maxsize if self.accuracy else 0
+        return int(math.log(1.0 - self._random.random()) / math.log(self.accuracy))
 
     def _wrong(self, token_id: int) -> int:
-        return (token_id + 1 + self._random.randrange(self._vocab_size - 1)) % self._vocab_size
+        return (token_id + 1 + int(self._random.random() * (self._vocab_size - 1))) % self._vocab_size

@@ -34,7 +34,7 @@ EXTRAPOLATED: Final = 0.5
 WAITING: Final = 0.4
 """Where plain steps run ahead of their results, a step with drafts is taken to wait for this part of a plain one."""
 BESIDE: Final = 0.01
-TOGETHER: Final = 0.002
+TOGETHER: Final = 0.005
 """And drafts to cost these parts of a plain step, each of a row and each of all rows: such a device reads the weights,
 whatever it checks, as long as that is not much. All until it was measured.
 """
@@ -134,7 +134,7 @@ class StepTimes:
         """The same of a step in which drafts of some rows were trees. Counts by how much longer it took than one with
         as many in chains.
         """
-        chain_s = self.step_s(rows, tokens)
+        chain_s = self._step_s(rows, tokens, is_hopeful=False)
         if chain_s is None:
             return
         own = self._rows[size_class(rows)]
@@ -152,6 +152,11 @@ class StepTimes:
             own.trees = _Figure(renewed=own.num_steps)
         is_known = len(own.trees.times) >= ENOUGH
         return chain_s * (max(own.trees.time, 1.0) if is_known else 1.0)
+
+    def knows_trees(self, rows: int) -> bool:
+        """Whether as many steps with trees were measured as count."""
+        own = self._rows.get(size_class(rows))
+        return own is not None and len(own.trees.times) == SAMPLES
 
     def plain_s(self, rows: int) -> float | None:
         """A step without drafts; None while that is not known."""
@@ -182,7 +187,8 @@ class StepTimes:
             self._told[key] = self._step_s(rows, tokens)
         return self._told[key]
 
-    def _step_s(self, rows: int, tokens: int) -> float | None:
+    def _step_s(self, rows: int, tokens: int, *, is_hopeful: bool = True) -> float | None:
+        """`is_hopeful`: what was not measured is taken to be so cheap that it is tried."""
         plain = self._figure(rows, 0)
         if plain is None or tokens <= rows:
             return None if plain is None else plain.time * rows
@@ -201,8 +207,10 @@ class StepTimes:
         low = max((point for point in known if point[0] <= width), default=(1.0, plain.time))
         high = min((point for point in known if point[0] > width), default=None)
         if high is not None:
+            if self._waits and low[0] == 1.0 and not is_hopeful:  # a few drafts wait as many do
+                low = 1.0, min((1.0 + WAITING) * plain.time, high[1])
             share = (width - low[0]) / (high[0] - low[0])
-            if exact is None:
+            if exact is None and is_hopeful:
                 share *= HOPED  # so that it is tried once
             return (low[1] + share * (high[1] - low[1])) * rows
         if low[0] == 1.0 and (extra_s := self._elsewhere_s(rows, tokens - rows)) is not None:

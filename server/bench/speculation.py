@@ -388,10 +388,19 @@ class Dictating:
 
     def told(self, rows: Sequence[Row], sampled: Sequence[SampledToken]) -> list[SampledToken]:
         """The script's tokens in place of what was sampled."""
-        asked = [own for row in rows if row.sampling is not None for own in (row.sampling, *row.drafted)]
+        from engine.batch import SampledToken
+        from engine.speculation.tree import offsets
+
+        script, said = self._script, []
+        for row in rows:
+            if row.sampling is not None:
+                first = row.sampling.params.seed + row.sampling.output_index
+                count = 1 + len(row.drafted)
+                places = range(count) if row.parents is None else offsets(row.parents, count)
+                said += [script[(first + place) % len(script)] for place in places]
         return [
-            dataclasses.replace(token, token_id=self._script[(own.params.seed + own.output_index) % len(self._script)])
-            for token, own in zip(sampled, asked, strict=True)
+            SampledToken(token_id) if token.logprobs is None else dataclasses.replace(token, token_id=token_id)
+            for token, token_id in zip(sampled, said, strict=True)
         ]
 
 

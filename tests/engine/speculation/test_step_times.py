@@ -39,3 +39,15 @@ def test_what_was_measured_counts(waits: bool) -> None:
     assert times.step_s(1, 8) == 5.0
     assert 1.5 < (times.step_s(1, 4) or 0.0) < 5.0
     assert (times.step_s(1, 16) or 0.0) > 5.0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_trees_are_not_held_to_be_dear_where_chains_of_their_size_were_only_hoped_to_be_cheap(waits: bool) -> None:
+    """With the size of chains between plain steps and 7 drafts unknown, trees of 3 that take as long as those 7."""
+    times = _times(waits=waits, w1=1.0, w8=1.6)
+    hoped = times.step_s(1, 4)
+    assert hoped is not None
+    for _ in range(3):
+        times.add_tree(1, 4, 1.6 if waits else 1.0 + 0.6 * 3 / 7)
+    assert hoped < 1.2
+    assert (times.tree_s(1, 8) or 0.0) == pytest.approx(1.6, rel=0.1)
