@@ -111,6 +111,36 @@ def test_steps_take_what_is_expected_of_them_after_some_of_their_kind_did() -> N
     assert costs.decode_s(4, 4) == pytest.approx(1.0, rel=0.01), "what comes alone is known"
 
 
+@pytest.mark.parametrize("step_s", [1.0, 1.25])
+def test_what_mixtures_blamed_on_decoding_is_gone_once_it_is_seen_alone(step_s: float) -> None:
+    """From what is known of other rows too."""
+    costs = StepCosts()
+    costs.decode.add(4, 1.0)
+    costs.decode.add(16, 2.0)
+    costs.prompt.add(100, 0.5)
+    for _ in range(40):
+        costs.stepped(Load(4, 4, 100), step_s + 1.0, 0.0)
+    assert costs.decode_s(4, 4) > 1.05
+    for _ in range(4):
+        costs.stepped(Load(4, 4), step_s, 0.0)
+    assert costs.decode_s(4, 4) == pytest.approx(step_s, rel=0.03)
+    for _ in range(60):
+        costs.stepped(Load(4, 4), step_s, 0.0)
+    assert costs.decode_s(4, 4) == pytest.approx(step_s)
+    assert costs.decode_s(16, 16) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_texts_that_grew_are_known_for_all_rows_while_no_step_decodes_alone() -> None:
+    costs = StepCosts()
+    costs.decode.add(4, 1.0)
+    costs.decode.add(16, 2.0)
+    costs.prompt.add(100, 0.5)
+    for step in range(100):
+        costs.stepped(Load(4, 4, 100 - step % 2 * 60), 1.3 + 0.5 - step % 2 * 0.3, 0.0)
+    costs.stepped(Load(4, 4), 1.3, 0.0)
+    assert costs.decode_s(16, 16) == pytest.approx(2.6, rel=0.06)
+
+
 @pytest.mark.parametrize(("tokens", "odd_s"), [(100, 9.0), (100, 0.2), (1, 9.0), (0, 9.0)])
 def test_one_odd_step_changes_next_to_nothing(tokens: int, odd_s: float) -> None:
     costs = StepCosts()
