@@ -134,7 +134,8 @@ class StepCosts:
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
-        self._keys_s: list[float] = []
+        self._beyond_s: list[float] = []  # of each measurement, rising
+        self._keys_s = 0.0  # of which the median counts
         self._factors = Factors()  # of what the curves say
 
     def decode_s(self, rows: int, tokens: int) -> float:
@@ -150,14 +151,14 @@ class StepCosts:
         self.prompt.add(tokens, elapsed_s)
         added_s = self._added_s(rows, tokens)
         if added_s is not None:
-            self._keys_s = sorted([*self._keys_s, elapsed_s - added_s])
+            self._beyond_s = sorted([*self._beyond_s, elapsed_s - added_s])
+            self._keys_s = max(self._beyond_s[len(self._beyond_s) // 2], 0.0)
 
     def _prompt_at(self, tokens: int, rows: int) -> float:
         added_s = self._added_s(rows, tokens)
         if added_s is None:
             return self.prompt.at(tokens)
-        keys_s = self._keys_s[len(self._keys_s) // 2] if self._keys_s else 0.0
-        return added_s + max(keys_s, 0.0) if tokens else 0.0
+        return added_s + self._keys_s if tokens else 0.0
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""

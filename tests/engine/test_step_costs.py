@@ -8,11 +8,11 @@ import pytest
 
 from engine.batch import SampledToken
 from engine.gpu.size_table import SizeTable
-from engine.gpu.step_sizes import Size, prompt_sizes, token_sizes
+from engine.gpu.step_sizes import Size, coarse, decode_sizes, prompt_sizes, token_sizes
 from engine.step_costs import Curve, Load, StepCosts
 from engine.step_measure import measure
 from tests.engine.fake_runner import FakeRunner, LateRunner
-from tests.engine.timed_device import MS, QWEN3_VL_8B, VISION_TOKENS, Shape, Time, TimedRunner
+from tests.engine.timed_device import MS, QWEN3_VL_8B, QWEN3_VL_8B_BESIDE, VISION_TOKENS, Shape, Time, TimedRunner
 
 
 def test_between_sizes_lie_straight_lines_and_beyond_them_they_go_on() -> None:
@@ -233,6 +233,48 @@ def test_the_quickest_captured_size_serves() -> None:
     assert table.added_s(0, 64) == 1.0, "alone"
     table.add(Size(64, 128), 2.5)
     assert table.choose(Size(9, 65)) == Size(64, 128), "captured anew, it is quicker"
+
+
+def test_sizes_that_are_not_captured_have_no_price() -> None:
+    table = SizeTable(lambda size, splits: True)
+    with pytest.raises(LookupError, match="are captured"):
+        table.added_s(1, 1)
+    table.add(Size(8, 0), 1.0)
+    assert table.added_s(8, 0) == 0
+    for rows in (0, 8):
+        with pytest.raises(LookupError, match="are captured"):
+            table.added_s(rows, 1)
+    table.add(Size(16, 64), 2.0)
+    assert table.added_s(8, 1) == 1.0
+    assert table.added_s(0, 1) == 2.0
+    for rows in (9, 17):
+        with pytest.raises(LookupError, match=f"{rows} rows"):
+            table.added_s(rows, 1)
+
+
+@pytest.mark.parametrize("shape", [QWEN3_VL_8B, QWEN3_VL_8B_BESIDE])
+def test_steps_become_no_dearer_as_more_sizes_are_captured(shape: Shape) -> None:
+    """In the order in which they are."""
+    sizes = [*prompt_sizes(64, 4096), *(Size(rows, 0) for rows in decode_sizes(64))]
+    sizes.sort(key=lambda size: (size.tokens, size), reverse=True)
+    alone, totals = coarse(decode_sizes(64)), coarse(token_sizes(4096))
+    first = [size for size in sizes if size.decode in ((0, 64) if size.prompt else alone)]
+    first = [size for size in first if not size.prompt or size.tokens in totals or size.prompt == 4096]
+    table = SizeTable(lambda size, splits: True)
+    asked = [(rows, tokens) for rows in (1, 5, 33, 64) for tokens in (1, 40, 100, 300, 700, 1500, 4000)]
+    before: list[float] = []
+    for count, size in enumerate([*first, *(size for size in sizes if size not in first)], 1):
+        table.add(size, shape.step_s([0], size.prompt, size.decode))
+        if count >= len(first):
+            now = [alone_s(table, rows, shape) + table.added_s(rows, tokens) for rows, tokens in asked]
+            assert all(new <= old + 1e-12 for new, old in zip(now, before or now, strict=True))
+            before = now
+    assert len(first) < 40 < len(sizes)
+
+
+def alone_s(table: SizeTable, rows: int, shape: Shape) -> float:
+    """Of a step of these rows."""
+    return shape.step_s([0], 0, table.choose(Size(rows, 0)).decode)
 
 
 def test_steps_beside_rows_hold_as_many_tokens_of_prompts_as_those_without() -> None:
