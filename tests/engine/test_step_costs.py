@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import pytest
 
-from engine.batch import SampledToken
+from engine.batch import Row, SampledToken
 from engine.gpu.size_table import SizeTable
 from engine.gpu.step_sizes import Size, coarse, decode_sizes, prompt_sizes, token_sizes
 from engine.step_costs import Curve, Load, StepCosts
@@ -317,6 +318,23 @@ def test_a_slow_runner_is_measured_no_longer_than_allowed() -> None:
     assert costs.decode_s(1, 1) == 2
     assert costs.decode_s(7, 7) == 8
     assert costs.prompt_s(16) == 16
+
+
+def test_what_is_measured_are_tokens_that_differ() -> None:
+    """Else all would choose the same experts of a model that has some."""
+    now = [0.0]
+    runner = timed_runner(FakeRunner, now)
+    ids: list[list[int]] = []
+    step = runner._step
+
+    def noting(rows: Sequence[Row]) -> list[SampledToken]:
+        ids.append([token for row in rows for token in row.token_ids])
+        return step(rows)
+
+    runner._step = noting  # type: ignore[method-assign]
+    measure(runner, 64, clock=lambda: now[0], limit_s=1e9)
+    assert max(map(len, ids)) > runner.vocab_size
+    assert all(own == [token % runner.vocab_size for token in range(len(own))] for own in ids)
 
 
 def timed_runner(make: type[FakeRunner], now: list[float]) -> FakeRunner:
