@@ -74,6 +74,10 @@ NEW_PICTURES: Final = 1
 """A step beside decoding begins no more, whatever the room."""
 MANY: Final = 256
 """Tokens of a prompt whose cost tells what one takes."""
+LOOK: Final = 16
+"""One of so many steps beside a queue holds as little as can be, where decoding is in doubt: from steps that are all
+filled alike nobody can tell what took long in them, and the room follows from what decoding takes.
+"""
 LEAST_CHUNK: Final = 16
 """Tokens of a prompt that a step takes even where no time is left, if it takes nothing else, and as many more as cost
 no more: work always goes on.
@@ -203,6 +207,7 @@ class StepBudget:
         self.steps_over_target = 0
         self.encoder_slices = 0
         self._answers = Answers()
+        self._filled = LOOK  # steps beside a queue since the last that was not
         self._usual_s = 0.0  # of others' work beside decoding, a step
         self._overlaps = overlaps
         self._itl_target_s = itl_target_s
@@ -238,6 +243,10 @@ class StepBudget:
         steady_s = left_s = self._room_s(decode_s)
         if not queue.arrivals_s:
             return Room(self.costs, load, target_s, steady_s, NEW_PICTURES)
+        self._filled += 1
+        if self._filled >= LOOK and self.costs.doubts_decode:
+            self._filled = 0
+            return Room(self.costs, load, target_s, 0.0, NEW_PICTURES)
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
         if crowd > 1.0:

@@ -24,6 +24,8 @@ SAMPLES: Final = 7
 HICCUP: Final = 1.5
 """Of the first two the lesser counts where the other is so many times as long: libraries may have made something ready.
 """
+DOUBTFUL: Final = 0.04
+"""Deviation of what decoding is taken to cost, as a part of it, beyond which a step alone tells more."""
 CLASSES: Final = 4
 """Sizes of an octave that are told apart, above 8."""
 
@@ -59,6 +61,11 @@ class Costs(Protocol):
         """Whether one of about that size was measured."""
         ...
 
+    @property
+    def doubts_decode(self) -> bool:
+        """Whether a step that hardly does anything else would tell what decoding takes by now."""
+        ...
+
     def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
         """A step took so long, and so much of it the encoder; None: that ran on the device among the rest."""
         ...
@@ -82,10 +89,12 @@ class Curve:
         self._sizes: list[float] = []
         self._times: list[float] = []
 
-    def add(self, size: float, elapsed_s: float) -> None:
-        """A measurement. Sizes are above 0."""
-        own = self._samples.setdefault(size_class(size), deque(maxlen=SAMPLES))
+    def add(self, size: float, elapsed_s: float, before: float = 1.0) -> None:
+        """A measurement. Sizes are above 0. Earlier ones of about that size count as `before` times as long."""
+        known = self._samples.get(size_class(size), ())
+        own = deque(((known_size, before * time) for known_size, time in known), maxlen=SAMPLES)
         own.append((size, max(elapsed_s, 0.0)))
+        self._samples[size_class(size)] = own
         points = sorted(_median(samples) for samples in self._samples.values())
         self._sizes = [point[0] for point in points]
         self._times = []
@@ -125,7 +134,8 @@ class StepCosts:
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
-        self._keys_s: list[float] = []
+        self._beyond_s: list[float] = []  # of each measurement, rising
+        self._keys_s = 0.0  # of which the median counts
         self._factors = Factors()  # of what the curves say
 
     def decode_s(self, rows: int, tokens: int) -> float:
@@ -141,14 +151,14 @@ class StepCosts:
         self.prompt.add(tokens, elapsed_s)
         added_s = self._added_s(rows, tokens)
         if added_s is not None:
-            self._keys_s = sorted([*self._keys_s, elapsed_s - added_s])
+            self._beyond_s = sorted([*self._beyond_s, elapsed_s - added_s])
+            self._keys_s = max(self._beyond_s[len(self._beyond_s) // 2], 0.0)
 
     def _prompt_at(self, tokens: int, rows: int) -> float:
         added_s = self._added_s(rows, tokens)
         if added_s is None:
             return self.prompt.at(tokens)
-        keys_s = self._keys_s[len(self._keys_s) // 2] if self._keys_s else 0.0
-        return added_s + max(keys_s, 0.0) if tokens else 0.0
+        return added_s + self._keys_s if tokens else 0.0
 
     def slice_s(self, size: float) -> float:
         """See `Costs.slice_s`."""
@@ -157,6 +167,11 @@ class StepCosts:
     def knows_slice(self, size: float) -> bool:
         """See `Costs.knows_slice`."""
         return self.slice.knows(size)
+
+    @property
+    def doubts_decode(self) -> bool:
+        """See `Costs.doubts_decode`."""
+        return self._factors.decode_doubt > DOUBTFUL
 
     def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
         """See `Costs.stepped`. A step without rows that decode is no measure of what others take beside them. Slices
@@ -167,9 +182,9 @@ class StepCosts:
         slices = load.slices if encoding_s is None else []
         step_s = elapsed_s - (encoding_s or 0.0)
         if not slices and not load.prompt_tokens:
-            if load.tokens > load.rows:
-                return
-            self.decode.add(load.rows, step_s / self._factors.decode)
+            if load.tokens == load.rows:
+                self._decoded(load.rows, step_s)
+            return
         prompt_s = self._prompt_at(load.prompt_tokens, load.rows) + self.prompt.at(load.tokens - load.rows)
         slices_s = sum(self.slice.at(size) * count for size, count in slices)
         parts_s = self.decode.at(load.rows), prompt_s, slices_s
@@ -184,6 +199,16 @@ class StepCosts:
             if are_to_blame:
                 return
         self._factors.correct(parts_s, step_s)
+
+    def _decoded(self, rows: int, step_s: float) -> None:
+        """Nothing else ran. By and by it is the curve that knows what such a step takes, so that what mixtures left in
+        the factor does not stay in those of other rows.
+        """
+        factors = self._factors
+        factors.correct((self.decode.at(rows), 0.0, 0.0), step_s)
+        before = factors.decode
+        factors.decode += (1.0 - before) / SAMPLES
+        self.decode.add(rows, step_s / factors.decode, before / factors.decode)
 
     def encoded(self, size: float, num_slices: int, elapsed_s: float) -> None:
         """See `Costs.encoded`."""

@@ -83,9 +83,11 @@ class _Measurement:
             self._runner.step(self._batch(1))  # waits for the device
 
     def _batch(self, rows: int, prompt_tokens: int = 0) -> list[Row]:
-        batch = [Row(row, self._context, [0], self._sampling) for row in range(rows)]
+        """Of tokens that differ: each chooses experts of its own."""
+        ids = [token % self._runner.vocab_size for token in range(rows + prompt_tokens)]
+        batch = [Row(row, self._context, [ids[row]], self._sampling) for row in range(rows)]
         if prompt_tokens:
-            batch.append(Row(rows, 0, [0] * prompt_tokens, None))
+            batch.append(Row(rows, 0, ids[rows:], None))
         return batch
 
     def _step_s(self, rows: int, prompt_tokens: int = 0) -> float:

@@ -9,13 +9,17 @@ stays untouched. So a capture costs what its launches cost the host, and streams
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
+
+LONG_S: Final = 0.01
+"""A replay that takes so long is timed once."""
 
 _streams: list[torch.cuda.Stream] = []
 """The one that all captures are recorded on: a pool hands memory on only where the stream is the same."""
@@ -76,14 +80,22 @@ class Graph(Generic[Result]):
         self._graph.replay()
 
     def seconds(self) -> float:
-        """What a replay takes the device, which is waited for; not the first one, which sends the graph itself."""
-        self.replay()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        self.replay()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        """What a replay takes the device, which is waited for: the least of three, since the first one sends the graph
+        itself, and the host may be late with the second; or the first one alone, where that hardly counts and streams
+        would stand still for the others.
+        """
+        first_s = self._least_s(1)
+        return first_s if first_s > LONG_S else min(first_s, self._least_s(2))
+
+    def _least_s(self, replays: int) -> float:
+        """Of so many, one right behind the other."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]  # type: ignore[no-untyped-call]
+        events[0].record()
+        for event in events[1:]:
+            self.replay()
+            event.record()
+        events[-1].synchronize()
+        return min(float(begin.elapsed_time(end)) for begin, end in itertools.pairwise(events)) / 1e3
 
 
 def _captured(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:

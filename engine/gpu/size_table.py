@@ -14,12 +14,13 @@ from engine.gpu.step_sizes import Size
 
 
 class _Choice(NamedTuple):
-    """Sizes for some number of rows: those that hold at most so many tokens of chunks, rising, and of each the quickest
-    that holds as many.
+    """Sizes for some number of rows: those that hold at most so many tokens of chunks, rising, of each the quickest
+    that holds as many, and how much longer that takes than the one without chunks.
     """
 
     prompts: list[int]
     best: list[Size]
+    added_s: list[float]
 
 
 class SizeTable:
@@ -52,13 +53,20 @@ class SizeTable:
         return choice.best[at]
 
     def added_s(self, rows: int, tokens: int) -> float:
-        """What so many tokens of chunks add to a step of so many rows; never falls as tokens grow."""
+        """What so many tokens of chunks add to a step of so many rows; never falls as tokens grow. More than any size
+        holds take as many times as long.
+
+        Raises:
+            LookupError: No size holds so many rows, alone or with chunks.
+        """
         if not tokens:
             return 0.0
-        most = self._choice(rows, False).prompts[-1]
-        alone_s = self._seconds[self.choose(Size(rows, 0))] if rows else 0.0
-        added_s = self._seconds[self.choose(Size(rows, min(tokens, most)))] - alone_s
-        return max(added_s, 0.0) * max(tokens / most, 1.0)
+        choice = self._choices.get((rows, False)) or self._choice(rows, False)
+        prompts, added_s = choice.prompts, choice.added_s
+        if not added_s:
+            raise LookupError(f"no steps of {rows} rows, alone and with chunks, are captured")
+        at = bisect_left(prompts, tokens)
+        return added_s[at] if at < len(prompts) else added_s[-1] * tokens / prompts[-1]
 
     def _choice(self, rows: int, splits: bool) -> _Choice:
         choice = self._choices.get((rows, splits))
@@ -70,7 +78,7 @@ class SizeTable:
         holding = [size for size in self._seconds if size.decode >= rows]
         alone = [size for size in holding if not size.prompt]
         with_chunks = [size for size in holding if size.prompt and self._serves(size, splits)]
-        choice = _Choice([], [])
+        choice = _Choice([], [], [])
         for size in sorted(with_chunks, key=lambda size: size.prompt, reverse=True):
             best = min([size, *choice.best[-1:]], key=self._rank)
             if choice.prompts[-1:] == [size.prompt]:
@@ -83,6 +91,9 @@ class SizeTable:
             choice.best.append(min(alone, key=self._rank))
         choice.prompts.reverse()
         choice.best.reverse()
+        if with_chunks and (alone or not rows):
+            alone_s = self._seconds[choice.best[0]] if rows else 0.0
+            choice.added_s.extend(max(self._seconds[size] - alone_s, 0.0) for size in choice.best)
         return choice
 
     def _rank(self, size: Size) -> tuple[float, int, int]:

@@ -218,6 +218,8 @@ class StepGraphs:
         layout = Layout(size.decode, size.prompt, MOST_CHUNKS if size.prompt else 0)
         reader = self._reader(size)
         plan = self._send(StepRows([], [], []), layout, reader)
+        ids = layout.cut(self._inputs)["ids"]  # of tokens that differ: each chooses experts of its own
+        ids.copy_(torch.arange(layout.tokens, device=ids.device) % self._decoder.model.config.vocab_size)
         self._forward(layout, plan, reader)  # kernels compile and libraries set up outside of the capture
         graph = Graph(lambda: self._forward(layout, plan, reader), self.memory)
         return _Captured(graph, list(plan), reader)

@@ -34,6 +34,11 @@ class Table:
         """What is not unknown."""
         return size not in self.unknown
 
+    @property
+    def doubts_decode(self) -> bool:
+        """It is fixed."""
+        return False
+
     def stepped(self, load: Load, elapsed_s: float, encoding_s: float | None) -> None:
         """Kept."""
         self.loads.append(load)

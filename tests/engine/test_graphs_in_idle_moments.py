@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,68 @@ def test_the_others_follow_one_at_a_time_largest_first(runner: Any) -> None:
         (size.decode + size.prompt for size in missing), reverse=True
     )
     assert all(graphs.size_table.choose(size) == size for size in graphs.sizes())
+
+
+def test_sizes_that_are_quicker_though_they_are_larger_serve_with_the_same_answers(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As products by tiles may make it."""
+    from engine.gpu.graph import Graph
+    from engine.gpu.step_layout import StepRows
+    from engine.gpu.step_sizes import Size
+
+    seconds = itertools.count(1)
+    monkeypatch.setattr(Graph, "seconds", lambda graph: next(seconds) * 1e-3)  # largest first, and quickest
+    graphs = runner.graphs
+    graphs.capture()
+    expected = _eager(runner)
+    while True:
+        assert _said(runner) == expected
+        if not runner.idle():
+            break
+    assert graphs.size_table.choose(Size(2, 0)) == Size(ROWS, 0)
+    assert graphs.size_table.choose(Size(2, 40)) == Size(ROWS, PROMPTS[-1])
+    assert graphs.added_s(2, 40) == 0.0, "they take no longer than those without chunks"
+    for step in _steps():
+        runner.step(step)
+        with torch.inference_mode():
+            result = graphs.run(StepRows.of(step))
+            shown = result.logits[result.picks].clone()
+            torch.testing.assert_close(shown, runner.logits(step), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_timed_computes_tokens_that_differ_and_writes_nothing_but_the_dummy_slot(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all would choose the same experts."""
+    from engine.gpu.graph import Graph
+
+    graphs = runner.graphs
+    vocab_size = runner.vocab_size
+    distinct: list[int] = []
+
+    @torch.inference_mode()
+    def seconds(graph: Any) -> float:
+        graphs._token_ids.zero_()
+        graph.replay()
+        distinct.append(len(graphs._token_ids.unique()))
+        return 1e-3
+
+    monkeypatch.setattr(Graph, "seconds", seconds)
+    expected = _said(runner)
+    pool, future = runner.kv_pool.clone(), graphs._future.clone()
+    sizes = []
+    while True:
+        known = set(graphs._captured)
+        if not runner.idle():
+            break
+        sizes += set(graphs._captured) - known
+    assert distinct == [min(size.tokens, vocab_size) for size in sizes]
+    assert {size.prompt > 0 for size in sizes} == {False, True}
+    changed = (runner.kv_pool != pool).flatten(2).any(2).any(0).nonzero().flatten().tolist()
+    assert set(changed) <= {0}
+    assert torch.equal(graphs._future[:ROWS], future[:ROWS])
+    assert _said(runner) == expected
 
 
 def test_graphs_of_drafts_follow_all_others_where_somebody_drafts(runner: Any) -> None:

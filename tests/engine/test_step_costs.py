@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import pytest
 
-from engine.batch import SampledToken
+from engine.batch import Row, SampledToken
 from engine.gpu.size_table import SizeTable
-from engine.gpu.step_sizes import Size, prompt_sizes, token_sizes
+from engine.gpu.step_sizes import Size, coarse, decode_sizes, prompt_sizes, token_sizes
 from engine.step_costs import Curve, Load, StepCosts
 from engine.step_measure import measure
 from tests.engine.fake_runner import FakeRunner, LateRunner
-from tests.engine.timed_device import MS, QWEN3_VL_8B, VISION_TOKENS, Shape, Time, TimedRunner
+from tests.engine.timed_device import MS, QWEN3_VL_8B, QWEN3_VL_8B_BESIDE, VISION_TOKENS, Shape, Time, TimedRunner
 
 
 def test_between_sizes_lie_straight_lines_and_beyond_them_they_go_on() -> None:
@@ -111,6 +112,36 @@ def test_steps_take_what_is_expected_of_them_after_some_of_their_kind_did() -> N
     assert costs.decode_s(4, 4) == pytest.approx(1.0, rel=0.01), "what comes alone is known"
 
 
+@pytest.mark.parametrize("step_s", [1.0, 1.25])
+def test_what_mixtures_blamed_on_decoding_is_gone_once_it_is_seen_alone(step_s: float) -> None:
+    """From what is known of other rows too."""
+    costs = StepCosts()
+    costs.decode.add(4, 1.0)
+    costs.decode.add(16, 2.0)
+    costs.prompt.add(100, 0.5)
+    for _ in range(40):
+        costs.stepped(Load(4, 4, 100), step_s + 1.0, 0.0)
+    assert costs.decode_s(4, 4) > 1.05
+    for _ in range(4):
+        costs.stepped(Load(4, 4), step_s, 0.0)
+    assert costs.decode_s(4, 4) == pytest.approx(step_s, rel=0.03)
+    for _ in range(60):
+        costs.stepped(Load(4, 4), step_s, 0.0)
+    assert costs.decode_s(4, 4) == pytest.approx(step_s)
+    assert costs.decode_s(16, 16) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_texts_that_grew_are_known_for_all_rows_while_no_step_decodes_alone() -> None:
+    costs = StepCosts()
+    costs.decode.add(4, 1.0)
+    costs.decode.add(16, 2.0)
+    costs.prompt.add(100, 0.5)
+    for step in range(100):
+        costs.stepped(Load(4, 4, 100 - step % 2 * 60), 1.3 + 0.5 - step % 2 * 0.3, 0.0)
+    costs.stepped(Load(4, 4), 1.3, 0.0)
+    assert costs.decode_s(16, 16) == pytest.approx(2.6, rel=0.06)
+
+
 @pytest.mark.parametrize(("tokens", "odd_s"), [(100, 9.0), (100, 0.2), (1, 9.0), (0, 9.0)])
 def test_one_odd_step_changes_next_to_nothing(tokens: int, odd_s: float) -> None:
     costs = StepCosts()
@@ -205,6 +236,48 @@ def test_the_quickest_captured_size_serves() -> None:
     assert table.choose(Size(9, 65)) == Size(64, 128), "captured anew, it is quicker"
 
 
+def test_sizes_that_are_not_captured_have_no_price() -> None:
+    table = SizeTable(lambda size, splits: True)
+    with pytest.raises(LookupError, match="are captured"):
+        table.added_s(1, 1)
+    table.add(Size(8, 0), 1.0)
+    assert table.added_s(8, 0) == 0
+    for rows in (0, 8):
+        with pytest.raises(LookupError, match="are captured"):
+            table.added_s(rows, 1)
+    table.add(Size(16, 64), 2.0)
+    assert table.added_s(8, 1) == 1.0
+    assert table.added_s(0, 1) == 2.0
+    for rows in (9, 17):
+        with pytest.raises(LookupError, match=f"{rows} rows"):
+            table.added_s(rows, 1)
+
+
+@pytest.mark.parametrize("shape", [QWEN3_VL_8B, QWEN3_VL_8B_BESIDE])
+def test_steps_become_no_dearer_as_more_sizes_are_captured(shape: Shape) -> None:
+    """In the order in which they are."""
+    sizes = [*prompt_sizes(64, 4096), *(Size(rows, 0) for rows in decode_sizes(64))]
+    sizes.sort(key=lambda size: (size.tokens, size), reverse=True)
+    alone, totals = coarse(decode_sizes(64)), coarse(token_sizes(4096))
+    first = [size for size in sizes if size.decode in ((0, 64) if size.prompt else alone)]
+    first = [size for size in first if not size.prompt or size.tokens in totals or size.prompt == 4096]
+    table = SizeTable(lambda size, splits: True)
+    asked = [(rows, tokens) for rows in (1, 5, 33, 64) for tokens in (1, 40, 100, 300, 700, 1500, 4000)]
+    before: list[float] = []
+    for count, size in enumerate([*first, *(size for size in sizes if size not in first)], 1):
+        table.add(size, shape.step_s([0], size.prompt, size.decode))
+        if count >= len(first):
+            now = [alone_s(table, rows, shape) + table.added_s(rows, tokens) for rows, tokens in asked]
+            assert all(new <= old + 1e-12 for new, old in zip(now, before or now, strict=True))
+            before = now
+    assert len(first) < 40 < len(sizes)
+
+
+def alone_s(table: SizeTable, rows: int, shape: Shape) -> float:
+    """Of a step of these rows."""
+    return shape.step_s([0], 0, table.choose(Size(rows, 0)).decode)
+
+
 def test_steps_beside_rows_hold_as_many_tokens_of_prompts_as_those_without() -> None:
     for most, tokens in ((1, 4096), (13, 300), (64, 4096), (64, 20), (512, 4096)):
         sizes = prompt_sizes(most, tokens)
@@ -245,6 +318,23 @@ def test_a_slow_runner_is_measured_no_longer_than_allowed() -> None:
     assert costs.decode_s(1, 1) == 2
     assert costs.decode_s(7, 7) == 8
     assert costs.prompt_s(16) == 16
+
+
+def test_what_is_measured_are_tokens_that_differ() -> None:
+    """Else all would choose the same experts of a model that has some."""
+    now = [0.0]
+    runner = timed_runner(FakeRunner, now)
+    ids: list[list[int]] = []
+    step = runner._step
+
+    def noting(rows: Sequence[Row]) -> list[SampledToken]:
+        ids.append([token for row in rows for token in row.token_ids])
+        return step(rows)
+
+    runner._step = noting  # type: ignore[method-assign]
+    measure(runner, 64, clock=lambda: now[0], limit_s=1e9)
+    assert max(map(len, ids)) > runner.vocab_size
+    assert all(own == [token % runner.vocab_size for token in range(len(own))] for own in ids)
 
 
 def timed_runner(make: type[FakeRunner], now: list[float]) -> FakeRunner:
