@@ -5,6 +5,8 @@ import sys
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 # Loaded through ctypes, so it is no module and needs nothing of Python's headers. The instructions that it uses are
 # chosen inside the file and asked for when it is loaded: one wheel runs on any x86-64.
@@ -38,5 +40,24 @@ guesses = Extension(
     extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off"],
     optional=True,  # without a compiler Python guesses
 )
+
+
+class Build(build_ext):
+    """An assembler may not know tiles of matrices (AMX) though its compiler does: steps do without them then."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile one."""
+        try:
+            super().build_extension(ext)
+        except CompileError:
+            if ext is not step:
+                raise
+            ext.define_macros.append(("HAS_TILES", "0"))
+            super().build_extension(ext)
+
+
 is_for_it = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
-setup(ext_modules=[guesses, step] if is_for_it else [guesses] if sys.platform != "win32" else [])
+setup(
+    ext_modules=[guesses, step] if is_for_it else [guesses] if sys.platform != "win32" else [],
+    cmdclass={"build_ext": Build},
+)

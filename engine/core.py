@@ -194,8 +194,7 @@ class Engine:
             self._land()
         start_s = self._clock()
         plan = self.scheduler.schedule(start_s)
-        if not plan.room.load.rows:
-            self.speculator.nobody_decodes()
+        self.speculator.scheduled()
         if plan.stuck is not None:
             self._end_stuck(plan.stuck)
         if plan.has_work:

@@ -44,7 +44,7 @@ def decode_data_url(url: str, max_bytes: int, what: Literal["picture", "clip"] =
     if is_base64 and len(text) <= 4 * max_bytes:
         try:  # the usual spelling, which this reads four times as fast as `binascii`
             return _checked(msgspec.convert(text, bytes), max_bytes, what)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):
             pass  # an unusual one, or none
     try:
         payload = text.encode("ascii")

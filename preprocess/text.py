@@ -9,6 +9,7 @@ picture's. The pieces between those are encoded with special tokens switched off
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,7 +29,8 @@ from preprocess.tokenizer import load_tokenizer
 from preprocess.wire import ImagePart, Message, TextPart, VideoPart
 
 CACHED_PIECES: Final = 64
-"""Pieces of text whose ids are kept; of this many and this length they take 10 MB."""
+"""Pieces of text whose ids are kept. They take 5 MB; at worst, of characters of four bytes that normalising (NFC) makes
+three of, each byte of which is a token, 55 MB."""
 CACHED_CHARACTERS: Final = 16_384
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -78,7 +80,7 @@ class PromptEncoder:
         harmless = [literal for literal in self._template.literals if self._is_harmless(literal)]
         self._find_harmless = re.compile(f"({_any_of(harmless).pattern})") if harmless else None
         self._bos = folder.named_tokens.get("bos_token")
-        self._known_ids_of = lru_cache(CACHED_PIECES)(self._ids_of)
+        self._known_ids_of = lru_cache(CACHED_PIECES)(self._kept_ids_of)
         self._prefix, self._suffix = self._added_around()
         self._longest_token = max(map(len, self._tokenizer.get_vocab()))
 
@@ -264,7 +266,11 @@ class PromptEncoder:
 
     def _encode_piece(self, text: str) -> Sequence[int]:
         """What a template writes around turns, and what a camera is asked of every frame, comes again and again."""
-        return self._known_ids_of(text) if len(text) <= CACHED_CHARACTERS else self._ids_of(text)
+        return memoryview(self._known_ids_of(text)).cast("i") if len(text) <= CACHED_CHARACTERS else self._ids_of(text)
+
+    def _kept_ids_of(self, text: str) -> bytes:
+        """Nobody changes them, and they take an eighth of what a list of them does."""
+        return array("i", self._ids_of(text)).tobytes()
 
     def _ids_of(self, text: str) -> Sequence[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

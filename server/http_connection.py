@@ -9,6 +9,7 @@ other connections get their turn.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 import h11
@@ -32,7 +33,10 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first request is awaited."""
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined] # of sockets; those of TLS do not look at it
+        # No public name of asyncio's: its sockets read so much, those of TLS do not look at it, and another loop's may
+        # have no room for it. Without, larger bodies take longer turns.
+        with contextlib.suppress(AttributeError):
+            transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         super().connection_made(transport)
         self._watch_head()
 

@@ -34,14 +34,15 @@ LARGE_BYTES: Final = 64 << 10
 """Reading a skeleton of this size takes less than a millisecond."""
 STRINGS_A_TURN: Final = 2000
 _KEYS: Final = frozenset({b"url", b"image_url", b"video_url", b"image", b"images", b"video"})
-_SIGNS: Final = 1024
+_HEAD_CHARACTERS: Final = 1024
 """Of a longer string that stay where they are."""
 _HEAD: Final = re.compile(
-    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,%d}" % _SIGNS,
+    rb"(?:[\x00-\x5b\x5d-\x7f]|[\xc0-\xff][\x80-\xbf]{1,3}|\\u[dD][89abAB]..\\u.{4}|\\u.{4}|\\[^u]){0,%d}"
+    % _HEAD_CHARACTERS,
     re.DOTALL,
 )
 """What stays of a longer string, as JSON writes it: a data URL's head, which the rules look at. It ends within no
-sign, of however many bytes or escapes."""
+character, of however many bytes or escapes."""
 _ESCAPE_BYTES: Final = len(r"\u0000")
 
 T = TypeVar("T")
@@ -131,7 +132,7 @@ class Lifter:
     def __init__(self) -> None:
         self._mark = secrets.token_hex(8)
         self._skeleton = bytearray()
-        self._lifted: list[list[bytes]] = []
+        self._lifted: list[tuple[list[bytes], bool]] = []
         self._num_values = 0
         self._is_inside = False
         self._is_escaped = False
@@ -141,6 +142,8 @@ class Lifter:
         self._end = 0
         self._key = b""
         self._lifting: list[bytes] | None = None
+        self._has_backslash = False
+        """In the string that is being lifted: told piece by piece, so that nobody looks through all of it at once."""
         self._may_lift = False
 
     def feed(self, chunk: bytes) -> Iterator[None]:
@@ -171,8 +174,8 @@ class Lifter:
         if self._lifting is not None:  # text that ends in a string
             self._close()
         rests: list[bytes] = []
-        for pieces in self._lifted:
-            rests.append(await _text_of(pieces))
+        for pieces, has_backslash in self._lifted:
+            rests.append(await _text_of(pieces, has_backslash=has_backslash))
             await asyncio.sleep(0)
         return JsonBody(bytes(self._skeleton), rests, self._mark)
 
@@ -204,15 +207,17 @@ class Lifter:
     def _add(self, text: bytes) -> None:
         if self._lifting is not None:
             self._lifting.append(text)
+            self._has_backslash = self._has_backslash or b"\\" in text
             return
         room = LIFT_BYTES + self._start - len(self._skeleton)
         if not self._may_lift or len(text) <= room:
             self._skeleton += text
             return
-        content = bytes(self._skeleton[self._start :]) + text[:room]  # a head is far shorter
-        head = _head_bytes(content)
+        content = bytes(self._skeleton[self._start :]) + text[:room]
+        head = _head_bytes(content)  # 12 bytes a character at most, which is less
         self._skeleton[self._start :] = content[:head]
         self._lifting = [content[head:], text[room:]]
+        self._has_backslash = any(b"\\" in piece for piece in self._lifting)
 
     def _quote_in_text(self) -> None:
         """A quotation mark within a string: pictures have none, so this is something else."""
@@ -226,7 +231,7 @@ class Lifter:
     def _close(self) -> None:
         if self._lifting is not None:
             self._skeleton += f"\\u0000{self._mark}:{len(self._lifted)}".encode()
-            self._lifted.append(self._lifting)
+            self._lifted.append((self._lifting, self._has_backslash))
             self._lifting = None
         self._end = len(self._skeleton)
         self._skeleton += b'"'
@@ -235,14 +240,15 @@ class Lifter:
 
 def _head_bytes(content: bytes) -> int:
     """How much of a long string stays where it is."""
-    if content[:_SIGNS].isascii() and b"\\" not in content[:_SIGNS]:  # as of every picture
-        return _SIGNS
+    start = content[:_HEAD_CHARACTERS]
+    if start.isascii() and b"\\" not in start:  # as of every picture
+        return _HEAD_CHARACTERS
     return _HEAD.match(content).end()  # type: ignore[union-attr] # it matches nothing, too
 
 
-async def _text_of(pieces: list[bytes]) -> bytes:
+async def _text_of(pieces: list[bytes], *, has_backslash: bool) -> bytes:
     """A string's content from its JSON text, in pieces."""
-    if any(b"\\" in piece for piece in pieces):
+    if has_backslash:
         return await asyncio.to_thread(lambda: b"".join(_unescaped(pieces)))
     return await joined(pieces)
 

@@ -36,8 +36,12 @@ ROOT: Final = Path(__file__).parents[1]
 PICTURES: Final = ROOT / "samples" / "pictures"
 CLIPS: Final = ROOT / "samples" / "clips"
 NAMES: Final = (
-    *("chromium-headless-shell", "chromium", "chromium-browser"),
-    *("google-chrome", "google-chrome-stable", "chrome"),
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
 )
 """What Chromium is called, in the order in which they are tried. Playwright's own comes last. First the one that has no
 window, which is the same otherwise: a visit takes half the processor time of one that has.

@@ -22,6 +22,9 @@ from engine.speculation.tree import hidden
 
 MAX_DECODE_TOKENS: Final = 16
 """Segments of at most so many tokens are computed as decode rows, all of one length at once."""
+LONG: Final = 4096
+"""Keys, of which torch adds up the values for a lone float32 query so that rounding shows: at 32k ten times as much as
+for two queries, which it multiplies as matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,14 @@ class TorchPlan:
             heads = heads.view(rows, tokens, self._kv_heads, -1, dim).transpose(1, 2)
             queries = heads.reshape(rows, self._kv_heads, -1, dim)  # (rows, kv_heads, tokens * group, dim)
         torch.index_select(pool, 0, part.slots, out=part.gathered)
-        attended = F.scaled_dot_product_attention(
-            queries, part.keys, part.values, attn_mask=self._bias(part, queries.shape[2] // tokens)
-        )  # (rows, kv_heads, tokens * group, dim)
+        bias = self._bias(part, queries.shape[2] // tokens)
+        if queries.shape[2] == 1 and part.keys.shape[2] > LONG and pool.dtype == torch.float32:
+            twice = queries.repeat(1, 1, 2, 1)
+            attended = F.scaled_dot_product_attention(twice, part.keys, part.values, attn_mask=bias)[:, :, :1]
+        else:
+            attended = F.scaled_dot_product_attention(queries, part.keys, part.values, attn_mask=bias)
         if tokens == 1:
-            return attended.flatten(1)
+            return attended.flatten(1)  # of (rows, kv_heads, group, dim)
         attended = attended.view(rows, self._kv_heads, tokens, -1, dim).transpose(1, 2)
         return attended.reshape(rows * tokens, -1)
 

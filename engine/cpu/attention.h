@@ -70,6 +70,7 @@ void add_values(const uint16_t* const* values, int first, int last, int dim, int
         for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + q * stride + dim + 16 * v, (__m512)sum[q][v]);
 }
 
+#if HAS_TILES
 // Elements 0 to 15 of two vectors of thirty-two side by side, and 16 to 31.
 struct Pairs {
     alignas(64) uint16_t at[32];
@@ -78,6 +79,7 @@ struct Pairs {
     }
 };
 constexpr Pairs FIRST(0), LAST(16);
+#endif
 
 using Score = decltype(&score<1, 1>);
 using AddValues = decltype(&add_values<1, 1>);
@@ -183,8 +185,17 @@ class Attention {
             for (int q = first_query; q < last_query; q++)
                 weigh(q, std::min(num_keys, position_[q] + 1 - first));
 #if HAS_TILES
-            if (has_tiles_ && lay_out(values, num_keys, position_[first_query] + 1 - first)) {
-                add_in_tiles(num_keys, first_query, last_query);
+            if (has_tiles_) {
+                if (lay_out(values, num_keys, position_[first_query] + 1 - first)) {
+                    add_in_tiles(num_keys, first_query, last_query);
+                    continue;
+                }
+                for (int q = first_query; q < last_query; q++) {  // each for itself, what it does not see left out
+                    const int seen = std::min(num_keys, position_[q] + 1 - first);
+                    if (seen <= 0) continue;
+                    lay_out(values, seen, seen);
+                    add_in_tiles(seen, q, q + 1);
+                }
                 continue;
             }
 #endif
@@ -223,7 +234,9 @@ class Attention {
 
     // Scores of a query become weights of the values; what it has seen before shrinks.
     void weigh(int q, int seen) {
+#if HAS_TILES
         if (has_tiles_) std::memset(upper_ + q * KEYS, 0, KEYS * 2), std::memset(lower_ + q * KEYS, 0, KEYS * 2);
+#endif
         if (seen <= 0) return;
         const int vectors = (seen + 15) / 16;
         float* s = scores_ + q * KEYS;
@@ -239,11 +252,13 @@ class Attention {
             v[i] = _mm512_maskz_mov_ps(first_lanes(seen - 16 * i), exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
             sum = _mm512_add_ps(sum, v[i]);
             _mm512_store_ps(s + 16 * i, v[i]);
+#if HAS_TILES
             if (!has_tiles_) continue;
             const __m256i upper = (__m256i)_mm512_cvtneps_pbh(v[i]);
             const __m512 rest = _mm512_sub_ps(v[i], widen(upper));
             _mm256_store_si256((__m256i*)(upper_ + q * KEYS + 16 * i), upper);
             _mm256_store_si256((__m256i*)(lower_ + q * KEYS + 16 * i), (__m256i)_mm512_cvtneps_pbh(rest));
+#endif
         }
         const __m512 shrink = _mm512_set1_ps(_mm512_cvtss_f32(exponential(_mm512_set1_ps(largest_[q] - now))));
         total_[q] = total_[q] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
@@ -266,8 +281,8 @@ class Attention {
         }
     }
 
-    // Values as tiles want them: two keys side by side. False where one is no finite number that not all queries see,
-    // the first keys alone being seen by all: zero times that would not be zero.
+    // Values as tiles want them: two keys side by side. False where one that not all queries see, as they do the
+    // first keys alone, is no finite number: zero times that would not be zero.
     bool lay_out(const uint16_t* const* values, int num_keys, int seen_by_all) {
         const __m512i exponent = _mm512_set1_epi16(0x7f80);
         const __m512i first = _mm512_load_si512(FIRST.at), last = _mm512_load_si512(LAST.at);
@@ -328,8 +343,10 @@ class Attention {
     alignas(64) __m512i columns_[KEYS / 16 * COLUMNS];
     alignas(64) float scores_[QUERIES * KEYS];
     alignas(64) float sums_[QUERIES * HEAD_DIM];  // (queries, stride)
+#if HAS_TILES
     alignas(64) uint16_t upper_[QUERIES * KEYS], lower_[QUERIES * KEYS];  // of weights, where there are tiles
     alignas(64) int32_t laid_out_[HEAD_DIM / 16 * 2 * 256];               // of each 16 dimensions two tiles of values
+#endif
     float largest_[QUERIES], total_[QUERIES];
     int position_[QUERIES];  // rises from query to query of a row
 };

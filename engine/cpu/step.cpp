@@ -3,10 +3,11 @@
 // Called through ctypes by `native.py`; the structs of `layout.h` are declared there a second time. It owns nothing but
 // its threads: weights, KV pool, slot table, rows and workspace belong to the caller.
 //
-// Every token's arithmetic is its own on a processor. No sum depends on which tokens, rows or drafts stand beside it, nor on the
-// number of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks that begin
-// at multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the same to the
-// bit. (Compiled with -ffp-contract=off: a compiler fuses products and sums in one copy of a template and not another.)
+// Every token's arithmetic is its own on a processor. No sum depends on which tokens, rows or drafts stand beside it,
+// nor on the number of threads: products add up inputs in one order whatever the tile, attention walks keys in blocks
+// that begin at multiples of KEYS. A position computed alone, in a batch, as a draft or in a chunk of a prompt is the
+// same to the bit, whatever values stand at keys that others see and it does not. (Compiled with
+// -ffp-contract=off: a compiler fuses products and sums in one copy of a template and not another.)
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -38,7 +39,7 @@ EXPORT int beholder_is_supported() {
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 
-// Whether the processor multiplies matrices of bfloat16 as such (AMX). oneDNN uses that and this file does not.
+// Whether the processor multiplies matrices of bfloat16 in tiles (AMX).
 EXPORT int beholder_has_amx() {
     unsigned a, b, c, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
@@ -116,7 +117,8 @@ void run_layer(const Crew& crew, const Model& model, const Step& step, const Wor
         const Part& part = parts[item];
         for (const Row* row = part.row; row < part.row + part.num_rows; row++) {
             const int32_t* slots = step.slot_table + row->table_row * step.table_width + row->start;
-            const int from = row == part.row ? part.from : 0, end = part.num_rows == 1 ? from + part.count : row->length;
+            const int from = row == part.row ? part.from : 0;
+            const int end = part.num_rows == 1 ? from + part.count : row->length;
             for (int t = from; t < end; t++) {
                 const int token = row->first + t;
                 place_heads(model, step, work.heads, layer, index, token, slots[t], work.wide + size_t(token) * qkv);
@@ -186,7 +188,8 @@ int best(const float* logits, const uint16_t* mask, int vocab, int num_words) {
     const __m512 most = _mm512_set1_ps(1e30f), least = _mm512_set1_ps(-1e30f);
     const __m512i sixteen = _mm512_set1_epi32(16);
     __m512 largest = _mm512_set1_ps(-INFINITY);
-    __m512i at = _mm512_setzero_si512(), index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i at = _mm512_setzero_si512();
+    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (int first = 0; first < vocab; first += 16, index = _mm512_add_epi32(index, sixteen)) {
         __mmask16 lanes = first_lanes(vocab - first);
         if (mask) lanes &= first < 32 * num_words ? mask[first / 16] : 0;

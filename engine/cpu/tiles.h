@@ -9,12 +9,18 @@
 // products of both add up in 32 bits, 256 times the upper one's and the lower one's. So sums are those of products.h to
 // the bit, whatever overflows between.
 
+// setup.py says 0 where the assembler does not know them: gcc 11 beside binutils before 2.35.
+#if !defined(HAS_TILES)
 #if defined(__clang__) || __GNUC__ >= 11
 #define HAS_TILES 1
-#include <sys/syscall.h>
-#include <unistd.h>
 #else
 #define HAS_TILES 0
+#endif
+#endif
+
+#if HAS_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace {
@@ -59,7 +65,7 @@ bool may_use_tiles() {
     return syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
 }
 
-// Sums of `rows` tokens by 32 outputs over `steps` times 64 inputs, upper bytes and lower ones of both tiles of outputs:
+// Sums of `rows` tokens by 32 outputs over `steps` times 64 inputs, upper bytes and lower ones of both tiles:
 // (4, 16, 16). `x`: a token's upper bytes, its lower ones `inputs` behind them, the next token's twice as far.
 FOR_TILES void add_tiles(const char* weights, const char* x, int inputs, int steps, bool is_new, int32_t* sums) {
     written(x);
@@ -86,8 +92,8 @@ FOR_TILES void add_tiles(const char* weights, const char* x, int inputs, int ste
     _tile_stored(3, sums + 768, 64);
 }
 
-// Scores of as many queries as tiles have rows for 16 * vectors keys. `query`: bfloat16, `stride` bytes each; `keys`: in
-// columns, each sixteen of keys `columns` bytes behind the one before; `scores`: a row of 64 for each query.
+// Scores of as many queries as tiles have rows for 16 * vectors keys. `query`: bfloat16, `stride` bytes each; `keys`:
+// in columns, each sixteen of keys `columns` bytes behind the one before; `scores`: a row of 64 for each query.
 FOR_TILES void score_tiles(const char* query, int stride, int steps, const char* keys, int columns, int vectors,
                            float* scores) {
     written(query);

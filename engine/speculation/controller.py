@@ -179,11 +179,11 @@ class Controller:
 
     def _offer(self, rows: int, prices: Prices, watch: _Watch, *, is_open: bool = True) -> Offer:
         needs = prices.to_stay if watch.is_drafting else prices.to_begin
-        offer = Offer(needs, prices.steps, prices.plain_s, self._looking_s)
-        if is_open:
-            offer.credit_s = self._account.stake_s(prices.plain_s)
-            offer.rate = self._least_rate(rows, prices.plain_s, watch)
-        return offer
+        if not is_open:
+            return Offer(needs, prices.steps, prices.plain_s, self._looking_s)
+        credit_s = self._account.stake_s(prices.plain_s)
+        rate = self._least_rate(rows, prices.plain_s, watch)
+        return Offer(needs, prices.steps, prices.plain_s, self._looking_s, credit_s, rate)
 
     def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
         """See `Lengths.answered`."""

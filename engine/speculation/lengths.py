@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from engine.speculation.acceptance import Rates
@@ -25,8 +24,7 @@ class Candidate(NamedTuple):
     rates: Rates
 
 
-@dataclass(slots=True)
-class Offer:
+class Offer(NamedTuple):
     """Terms on which a step's guesses are checked or not: see `Lengths.offer`.
 
     Attributes:

@@ -130,8 +130,10 @@ class Speculator(Choosing):
         self._num_ahead = -1  # the step that begins now does not run ahead
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
 
-    def nobody_decodes(self) -> None:
-        """In the step that begins now. If results were waited for, they ended whoever did, and nothing was found."""
+    def scheduled(self) -> None:
+        """The next step is made. If results were waited for and `propose` was not asked since, nothing was found: they
+        ended whoever decoded, or who does may have no drafts any longer.
+        """
         if self._is_due:
             self._is_due = self._is_waiting = False
             self._ahead.waited(found=False)

@@ -89,7 +89,7 @@ class Chat:
     def events(
         self, messages: Sequence[Mapping[str, Any]], max_tokens: int, answer: Answer | None = None
     ) -> AsyncIterator[float]:
-        """`answer` to `body`."""
+        """When events came of the answer to a chat: `answer` to its `body`, with what both take and raise."""
         return self.answer(self.body(messages, max_tokens), answer)
 
     def body(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> bytes:

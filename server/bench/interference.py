@@ -121,6 +121,8 @@ def main(arguments: list[str]) -> int:
                 name: stack.enter_context(serving(given.model, *options, *always))[0] for name, options in SIDES.items()
             }
         name_there = given.model if given.base_url else ""
+        gc.collect()
+        gc.freeze()  # to go through all that was loaded takes the collector as long as many a gap
         for number in range(given.rounds):
             for name, url in sides.items():
                 found = asyncio.run(measure(url, scenario, sender, number, model=name_there, api_key=given.api_key))
@@ -185,11 +187,10 @@ async def measure(
 
     Raises:
         RuntimeError: Streams failed, or did not begin in time.
+        BrokenProcessPool: The sender's process ended.
     """
     async with Chat.with_server(url, model=model, api_key=api_key) as chat:
         await sender.draw()
-        gc.collect()
-        gc.freeze()  # to go through all that was loaded takes the collector as long as many a gap
         sending = Sending(
             url,
             chat.model,
@@ -258,8 +259,11 @@ class _Load:
         self._gaps.clear()
         first = self._sending.first + turn * self._sending.count
         sending = asyncio.create_task(self._sender.send(dataclasses.replace(self._sending, first=first)))
-        await self._pass(None, [*streams, sending])
-        sent = await sending
+        try:
+            await self._pass(None, [*streams, sending])
+            sent = await sending
+        finally:
+            sending.cancel()
         # Before it the sender makes ready, and the rest of the queue is no part of the picture rate.
         self._beside_ms.append([gap_ms for now_s, gap_ms in self._gaps if sent.begun_s <= now_s < sent.ended_s])
         self._result.ttft_ms += sent.ttft_ms

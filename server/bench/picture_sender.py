@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,8 +23,13 @@ from server.bench.pictures import data_url, picture
 LONGEST_WAIT_S: Final = 60.0
 """For the answers, once the last picture has been sent."""
 
+LOOKING_S: Final = 0.1
+"""How often the process looks whether its sender was left."""
+
 _pictures: list[str] = []
 """Of the process that sends, as `data:` URLs."""
+_is_left: Event | None = None
+"""Of that process, too."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Sent:
 
 
 class PictureSender:
-    """Starts its process when it is first used; leave it to end that.
+    """Starts its process when it is first used; leave it to end that, whatever it is doing.
 
     Args:
         size: Width and height of the pictures, in pixels.
@@ -70,7 +76,9 @@ class PictureSender:
     """
 
     def __init__(self, size: tuple[int, int], count: int) -> None:
-        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _draw, (size, count))
+        context = get_context("spawn")
+        self._is_left = context.Event()
+        self._pool = ProcessPoolExecutor(1, context, _begin, (size, count, self._is_left))
 
     def __enter__(self) -> Self:
         return self
@@ -78,10 +86,15 @@ class PictureSender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_left.set()
         self._pool.shutdown(cancel_futures=True)
 
     async def draw(self) -> None:
-        """Return when all pictures are drawn."""
+        """Return when all pictures are drawn.
+
+        Raises:
+            BrokenProcessPool: The process ended, or could not draw.
+        """
         await asyncio.get_running_loop().run_in_executor(self._pool, len, ())
 
     async def send(self, sending: Sending) -> Sent:
@@ -89,16 +102,28 @@ class PictureSender:
 
         Raises:
             RuntimeError: The server's address is none.
+            BrokenProcessPool: The process ended, or could not draw.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, _send, sending)
 
 
-def _draw(size: tuple[int, int], count: int) -> None:
+def _begin(size: tuple[int, int], count: int, is_left: Event) -> None:
+    global _is_left
+    _is_left = is_left
     _pictures[:] = [data_url(picture(seed, *size)) for seed in range(count)]
 
 
 def _send(sending: Sending) -> Sent:
-    return asyncio.run(_send_all(sending))
+    return asyncio.run(_send_until_left(sending))
+
+
+async def _send_until_left(sending: Sending) -> Sent:
+    task = asyncio.create_task(_send_all(sending))
+    while not task.done():
+        await asyncio.wait([task], timeout=LOOKING_S)
+        if _is_left is not None and _is_left.is_set():
+            task.cancel()
+    return await task
 
 
 async def _send_all(sending: Sending) -> Sent:

@@ -42,6 +42,24 @@ def _sequences(ends: list[int], starts: list[int], heads: int, kv_heads: int, se
     return Sequences(key_values, queries, TorchAttention(pool, table))
 
 
+def test_rounding_does_not_add_up_over_many_keys() -> None:
+    """As far from float64 for a lone query of a head as where several share its key."""
+    length = 30_000
+    generator = torch.Generator().manual_seed(0)
+    key_value = torch.randn(1, length, 2, 1, HEAD_DIM, generator=generator) + 1
+    queries = torch.randn(1, 4, HEAD_DIM, generator=generator)
+    errors = []
+    for heads in (1, 4):
+        pool = torch.cat([torch.zeros(1, 1, 2, 1, HEAD_DIM), key_value], dim=1)
+        attention = TorchAttention(pool, torch.arange(1, length + 1, dtype=torch.int32)[None])
+        plan = attention.plan([Segment(0, length - 1, 1)], torch.tensor([length - 1]))
+        query = queries[:, :heads]
+        got = plan.attend(0, query, key_value[0, -1:])
+        expected = _plain(query.double(), key_value[0].double(), length - 1)
+        errors.append(float((got - expected).abs().max()))
+    assert max(errors) < 1e-6
+
+
 def _plain(query: torch.Tensor, key_value: torch.Tensor, start: int) -> torch.Tensor:
     """(positions, heads, dim) and (length, 2, kv_heads, dim) → (positions, heads * dim), head by head."""
     heads, kv_heads = query.shape[1], key_value.shape[2]

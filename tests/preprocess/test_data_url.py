@@ -68,7 +68,11 @@ def test_what_is_read_fast_is_what_the_standard_library_reads(text: str) -> None
         ("data:image/png;base64,@@@@", "invalid_data_url", "damaged"),
         ("data:image/png;base64,abcde", "invalid_data_url", "damaged"),
         ("data:image/png;base64,ab=cd", "invalid_data_url", "damaged"),
-        ("data:image/png;base64,жук", "invalid_data_url", "neither base64 nor percent-encoded"),
+        *(
+            (f"data:image/png;base64,{text}", "invalid_data_url", "neither base64 nor percent-encoded")
+            for text in ("жук", "é", "\ud800", "AAAA\udfff")
+        ),
+        ("data:image/png,\ud800", "invalid_data_url", "neither base64 nor percent-encoded"),
         ("data:image/png;base64," + "A" * 2000, "image_too_large", "1,500 bytes; at most 1,000"),
         ("data:image/png;base64," + "A" * 9000, "image_too_large", "at most 1,000"),
         ("data:image/png," + "A" * 1001, "image_too_large", "1,001 bytes; at most 1,000"),

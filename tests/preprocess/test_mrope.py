@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from preprocess.families.mrope import positions
 from preprocess.families.qwen2_vl import token_grid
 from preprocess.media import Item
 from preprocess.wire import Pixels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Shown = tuple[int, int, int, int]
 """Tokens of text before it, items, rows, columns."""
@@ -74,6 +79,46 @@ def test_what_follows_goes_on_from_the_largest(shown: list[Shown], interval: int
         start += text + count * rows * columns
         largest = int(got[:, :start].max()) + 1
     assert got.shape == (3, start)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SHOWN, min_size=1, max_size=4), st.integers(0, 9), st.data())
+def test_runs_say_where_items_stand_and_nothing_else(shown: list[Shown], interval: int, data: st.DataObject) -> None:
+    """An item of a clip may be cut into runs anywhere, as by its times in words. What stands between counts as text,
+    and behind it a clip's rows and columns go on: as if positions were written token by token.
+    """
+    items, whole = laid_out(shown, interval)
+    spans: list[list[tuple[int, int]]] = []
+    shift = 0
+    for ((start, length),) in whole:
+        cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=3))) if length > 1 else []
+        runs = []
+        for first, last in itertools.pairwise([0, *cuts, length]):
+            shift += data.draw(st.integers(0, 2)) if first else 0
+            runs.append((start + shift + first, last - first))
+        spans.append(runs)
+    assert np.array_equal(positions(items, spans), by_tokens(items, spans))
+
+
+def by_tokens(items: list[Item], spans: list[list[tuple[int, int]]]) -> NDArray[np.int32]:
+    """The same rule one token after the other."""
+    columns: list[tuple[int, int, int]] = []
+    following = base = 0
+    for item, runs in zip(items, spans, strict=True):
+        number = 0
+        for start, length in runs:
+            is_apart = start > len(columns)
+            while len(columns) < start:
+                columns.append((following, following, following))
+                following += 1
+            if is_apart or not item.index:
+                base = following
+            for _ in range(length):
+                row, column = divmod(number, item.layout.token_columns)
+                columns.append((base + item.time, base + row, base + column))
+                number += 1
+            following = max(following, *(max(token) + 1 for token in columns[start:]))
+    return np.array(columns, np.int32).reshape(-1, 3).T
 
 
 def test_two_pictures_side_by_side_are_no_clip() -> None:

@@ -362,9 +362,10 @@ def test_a_beginning_token_is_added_once(tiny_model: Path, tmp_path: Path) -> No
 
 
 def test_text_that_came_before_has_the_same_ids_and_nobody_can_change_them(encoder: PromptEncoder) -> None:
-    for text in ("What is in it?", "word " * (CACHED_CHARACTERS // 4)):
+    for text in ("", "What is in it?", "界 \U0001d160" * 9, "word " * (CACHED_CHARACTERS // 4)):
         first = encoder.encode_text(text)
-        expected = list(first)
+        expected = list(encoder._ids_of(text))
+        assert first == expected
         first.clear()
         assert encoder.encode_text(text) == expected
 

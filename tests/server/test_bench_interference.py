@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from serving import Served
 
 from server.bench.interference import Round, Scenario, figures, gaps_of, measure
-from server.bench.picture_sender import PictureSender, Sending
+from server.bench.picture_sender import LONGEST_WAIT_S, PictureSender, Sending
 
 
 def scenario(streams: int, *, stream_tokens: int = 200) -> Scenario:
@@ -39,6 +41,24 @@ def test_every_picture_is_answered_beside_streams_and_a_server_that_refuses_is_t
         sent = asyncio.run(sender.send(sending))
     assert (sent.ttft_ms, sent.failed) == ([], 2)
     assert 0.1 <= sent.ended_s - sent.begun_s < 60
+
+
+def test_who_leaves_does_not_wait_for_answers() -> None:
+    """As when a stream fails while pictures are under way."""
+
+    async def left_s(url: str) -> float:
+        with PictureSender((80, 80), 1) as sender:
+            await sender.draw()
+            sending = Sending(url, "model", "", first=0, count=1, every_s=0.01, max_tokens=3)
+            task = asyncio.create_task(sender.send(sending))
+            await asyncio.sleep(0.2)
+            assert not task.done()
+            started_s = time.perf_counter()
+        task.cancel()
+        return time.perf_counter() - started_s
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert asyncio.run(left_s(f"http://127.0.0.1:{silent.getsockname()[1]}")) < LONGEST_WAIT_S / 4
 
 
 def test_figures_compare_with_the_streams_alone() -> None:

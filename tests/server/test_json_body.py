@@ -144,8 +144,8 @@ def test_long_words_in_a_pictures_place_are_refused_as_words(sign: str, ascii_on
 
 
 @given(st.integers(1018, 1026), st.sampled_from(["é", "😀", "\\\\", "\\u00e9", "\\ud83d\\ude00", "\x7f"]))
-def test_a_head_ends_within_no_sign(shift: int, sign: str) -> None:
-    content = ("a" * shift + sign * 9).encode()
+def test_a_head_ends_within_no_character(shift: int, character: str) -> None:
+    content = ("a" * shift + character * 9).encode()
     found = _HEAD.match(content)
     assert found is not None
     assert _head_bytes(content) == found.end()

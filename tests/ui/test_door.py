@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from fastapi import FastAPI
@@ -17,7 +19,7 @@ from serving import PATIENCE_S, Served
 from starlette.testclient import TestClient
 
 from ui.app import mount
-from ui.kept import Kept
+from ui.kept import Kept, _num_bytes
 
 PAGE = re.compile("<gradio-app|gradio_config")
 
@@ -129,6 +131,97 @@ def test_what_is_kept_is_asked_for_once_and_has_a_bound(room: int, monkeypatch: 
             assert (answer.text, answer.headers["x-path"]) == (2 * path, path)
     assert asked.count("/ui/assets/a.js") == (1 if room > 5 else 3)
     assert asked.count("/ui/assets/broken.js") == asked.count("/ui/config") == 3
+
+
+class Files:
+    """Answers everything with a file of `body`, as Gradio does, and counts how often it is asked."""
+
+    headers: tuple[tuple[bytes, bytes], ...] = (
+        (b"etag", b'"tag"'),
+        (b"cache-control", b"max-age=9"),
+        (b"expires", b"Thu, 01 Jan 2099 00:00:00 GMT"),
+        (b"content-location", b"/elsewhere.js"),
+        (b"content-type", b"text/javascript"),
+    )
+
+    def __init__(self, body: bytes = b"file") -> None:
+        self.body = body
+        self.num_asked = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.num_asked += 1
+        await send({"type": "http.response.start", "status": 200, "headers": list(self.headers)})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+@pytest.mark.parametrize("body", [b"", b"file"])
+def test_whatever_clients_accept_three_encodings_of_a_file_are_kept(body: bytes):
+    files = Files(body)
+    kept = Kept(files, "/ui")
+    client = TestClient(kept)
+    for number in range(1000):
+        accepted = ("br", "gzip", "identity")[number % 3]
+        answer = client.get("/ui/assets/x.js", headers={"accept-encoding": f"{accepted};q=0.{number}"})
+        assert answer.content == body
+    assert files.num_asked == len(kept._answers) == 3
+
+
+@pytest.mark.parametrize("path", ["/./x.js", "//x.js", "/a/x.js", "/x%20.js", "/%C3%A9.js", "/x.js%0A", "/"])
+def test_only_plain_names_of_files_are_kept(path: str):
+    files = Files()
+    kept = Kept(files, "/ui")
+    scope = {"type": "http", "method": "GET", "path": unquote(f"/ui/assets{path}"), "headers": []}
+    for _ in range(2):
+        asyncio.run(kept(scope, None, lambda message: asyncio.sleep(0)))  # type: ignore[arg-type]
+    assert files.num_asked == 2
+    assert not kept._answers
+
+
+def test_what_another_site_asks_for_is_not_kept():
+    """Who may read it is in its headers."""
+    files = Files()
+    client = TestClient(Kept(files, "/ui"))
+    for origin in ({"origin": "http://a.example"}, {}):
+        client.get("/ui/assets/x.js", headers=origin)
+    assert files.num_asked == 2
+
+
+def test_what_was_not_asked_for_longest_leaves_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch):
+    files = Files(bytes(1000))
+    monkeypatch.setattr("ui.kept.MOST_BYTES", 3 * 4000)
+    kept = Kept(files, "/ui")
+    client = TestClient(kept)
+    for name in ("a", "b", "c", "a", "d"):
+        client.get(f"/ui/assets/{name}.js")
+        assert sum(_num_bytes(*answer) for answer in kept._answers.values()) + kept._room == 3 * 4000
+    assert files.num_asked == 4
+    client.get("/ui/assets/a.js")
+    assert files.num_asked == 4
+    client.get("/ui/assets/b.js")
+    assert files.num_asked == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_known"),
+    [
+        ('"tag"', True),
+        ('W/"tag"', True),
+        ('"a", "tag"', True),
+        ('"a",W/"tag" ,"b"', True),
+        ("*", True),
+        ('"tag2"', False),
+        ('"a"tag"', False),
+        ("tag", False),
+        ("", False),
+    ],
+)
+def test_who_has_a_file_hears_what_still_holds_of_it(asked: str, is_known: bool):
+    client = TestClient(Kept(Files(), "/ui"))
+    whole = client.get("/ui/assets/x.js")
+    answer = client.get("/ui/assets/x.js", headers={"if-none-match": asked})
+    assert (answer.status_code, answer.content) == ((304, b"") if is_known else (200, b"file"))
+    assert {**answer.headers, "content-type": "text/javascript"} == dict(whole.headers)
+    assert ("content-type" in answer.headers) != is_known
 
 
 def test_the_manifest_that_the_page_asks_for_names_it_and_an_icon_that_is_there(client: TestClient):

@@ -204,20 +204,34 @@ class Ends(TimedRunner):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_whatever_comes_of_a_wait_it_counts_once(rows: int) -> None:
-    """Even where the results end whoever decodes, so that nobody looks for guesses any longer."""
+@pytest.mark.parametrize("is_hindered", [False, True])
+def test_whatever_comes_of_a_wait_it_counts_once(rows: int, is_hindered: bool) -> None:
+    """Even where the results end whoever decodes, or others decode on and may have no drafts any longer."""
     time, counts = Time(), {"waits": 0, "found": 0, "in vain": 0}
     server = Server(Ends(SHORT, time, max_drafts=15), time, {"speculation": "auto"})  # type: ignore[dict-item]
     names = [f"s{index}" for index in range(60)]
     speculator = server.engine.speculator
     speculator.sources, speculator.controller = [Script(time, names, 0.9, TOKENS, 1)], Always(3)
     is_due, waited = speculator.is_due, speculator._ahead.waited
+    scheduler = server.engine.scheduler
+    are_alone, is_hindering = scheduler._are_alone, False
+
+    def alone(decoding: list[Sequence]) -> bool:
+        return are_alone(decoding) and not is_hindering
 
     def counted(running: list[Sequence]) -> bool:
+        nonlocal is_hindering
         assert counts["found"] + counts["in vain"] == counts["waits"], "what came of the last one is known by now"
         due = is_due(running)
         counts["waits"] += due
+        is_hindering = is_hindered and due and counts["waits"] % 3 == 0
         return due
+
+    def scheduled() -> None:
+        nonlocal is_hindering
+        close()
+        assert counts["found"] + counts["in vain"] == counts["waits"]
+        is_hindering = False
 
     def learnt(*, found: bool) -> None:
         counts["found" if found else "in vain"] += 1
@@ -225,6 +239,8 @@ def test_whatever_comes_of_a_wait_it_counts_once(rows: int) -> None:
 
     speculator.is_due = counted  # type: ignore[method-assign, assignment]
     speculator._ahead.waited = learnt  # type: ignore[method-assign]
+    close, speculator.scheduled = speculator.scheduled, scheduled  # type: ignore[method-assign]
+    scheduler._are_alone = alone  # type: ignore[method-assign, assignment]
     for name in names:
         server.send(name, TOKENS, text=60, stop_id=END)
         if len(server.seen) % rows == 0:

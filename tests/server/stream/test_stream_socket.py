@@ -79,6 +79,7 @@ def test_a_request_that_is_no_websocket_is_told_so(server: Any, path: str) -> No
     answer = httpx.get(server.url + path)
     assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
     assert "is a WebSocket" in answer.json()["error"]["message"]
+    assert httpx.head(server.url + path).status_code == 426
     assert httpx.post(server.url + path).status_code == 405
 
 
