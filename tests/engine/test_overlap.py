@@ -232,15 +232,15 @@ def test_a_batch_takes_from_the_results_before_it_to_its_own() -> None:
 
 def test_what_waiting_for_results_adds_is_not_taken_for_a_plain_steps_time() -> None:
     """While drafts are checked a plain step now and then tells what that takes: one that ran ahead, as all would."""
-    runner = LateRunner(num_slots=3000, max_positions=1200)
+    runner = LateRunner(num_slots=4000, max_positions=2000)
     driver = Driver(runner)
 
     def compute() -> None:
         driver.now_s += 0.002 if len(runner.late.in_flight) > 1 else 0.004
 
     runner.late.before_result = compute
-    wanted = request("r", TEXT, max_tokens=1100)
-    driver.draft(0.9, 3).answers = {"r": reference(wanted, max_context=1200)[0]}
+    wanted = request("r", TEXT, max_tokens=1900)
+    driver.draft(0.9, 3).answers = {"r": reference(wanted, max_context=2000)[0]}
     controller = driver.engine.speculator.controller = Watched()
     told = driver.run(wanted)["r"]
     assert told.usage.accepted_prediction_tokens > 400
