@@ -43,7 +43,8 @@ _HEAD: Final = re.compile(
 )
 """What stays of a longer string, as JSON writes it: a data URL's head, which the rules look at. It ends within no
 character, of however many bytes or escapes."""
-_ESCAPE_BYTES: Final = len(r"\u0000")
+_CHARACTER_BYTES: Final = len(r"\ud83d\ude00")
+"""The longest that JSON writes a character."""
 
 T = TypeVar("T")
 
@@ -254,17 +255,28 @@ async def _text_of(pieces: list[bytes], *, has_backslash: bool) -> bytes:
 
 
 def _unescaped(pieces: list[bytes]) -> Iterator[bytes]:
-    """The same of text with escapes such as ``\\/``, within which pieces may end."""
+    """The same of text with escapes such as ``\\/``, within which pieces may end, as within any character."""
     kept = b""
-    for i, piece in enumerate(pieces):
-        piece, kept = kept + piece, b""
-        backslash = piece.rfind(b"\\", -_ESCAPE_BYTES)
-        if backslash >= 0 and i + 1 < len(pieces):
-            piece, kept = piece[:backslash], piece[backslash:]
-        try:
-            yield msgspec.json.decode(b'"' + piece + b'"', type=str).encode() if b"\\" in piece else piece
-        except (msgspec.DecodeError, UnicodeError):
-            yield piece  # no picture: whoever decodes it says so
+    for piece in pieces:
+        piece = kept + piece
+        start = piece.find(b"\\")
+        if start < 0:
+            start = len(piece)
+        yield piece[:start]
+        text, kept = _decoded(piece[start:])
+        yield text
+    yield kept
+
+
+def _decoded(piece: bytes) -> tuple[bytes, bytes]:
+    """As much of it as ends within no character, and what is left of it.
+
+    Whether a backslash at its end begins an escape or ends one is told by all before it: what can be decoded says so.
+    """
+    for end in range(len(piece), max(-1, len(piece) - _CHARACTER_BYTES), -1):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeError):
+            return msgspec.json.decode(b'"%b"' % piece[:end], type=str).encode(), piece[end:]
+    return piece, b""  # no picture: whoever decodes it says so
 
 
 def _too_much_text() -> ClientError:

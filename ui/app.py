@@ -46,6 +46,8 @@ ASK_AGAIN: Final = "no-cache"
 """By its etag, so that no page mixes versions."""
 FONTS_STAY: Final = "max-age=86400"
 """Browsers want them anew whenever a window's size changes the style; until they come, all text looks different."""
+MOST_NAME_BYTES: Final = 255
+"""Longer paths name nothing of Gradio's: it asks the system for them all the same, which refuses such names."""
 POLITE_S: Final = 0.0005
 """How long the import may hold the interpreter while requests wait."""
 _log = logging.getLogger("beholder.ui")
@@ -104,7 +106,8 @@ class Ui:
             return self._own
         if path == "/qr.svg":
             return qr.answer(scope)
-        if scope["method"] not in {"GET", "HEAD"} or path.startswith("/gradio_api/"):
+        is_name = len(path.encode()) <= MOST_NAME_BYTES
+        if scope["method"] not in {"GET", "HEAD"} or path.startswith("/gradio_api/") or not is_name:
             return error_response(
                 ClientError("The web UI has no such route; the API is below /v1.", status=404, code="not_found")
             )

@@ -26,6 +26,7 @@ from server.json_body import (
     JsonBody,
     Lifter,
     _head_bytes,
+    _unescaped,
 )
 from server.routes.connection import THREAD_BYTES
 from server.settings import Settings
@@ -123,6 +124,16 @@ def test_escapes_in_a_picture_are_understood_however_it_is_cut(written: Any, chu
     assert isinstance(part, ImagePart)
     assert part.rest
     assert decode_data_url(content(part), 1 << 20) == data
+
+
+CHARACTERS = st.sampled_from(["a", "n", "\\\\", "\\/", "\\n", "\\u002f", "\\ud83d\\ude00", "\ufffd", "é", "😀"])
+
+
+@given(st.lists(CHARACTERS).map("".join), st.integers(1, 30))
+def test_what_pieces_say_does_not_depend_on_where_they_end(written: str, piece_bytes: int) -> None:
+    raw = written.encode()
+    pieces = [raw[start : start + piece_bytes] for start in range(0, len(raw), piece_bytes)]
+    assert b"".join(_unescaped(pieces)) == json.loads(f'"{written}"').encode()
 
 
 def test_something_long_that_is_no_picture_is_as_it_was() -> None:

@@ -69,6 +69,14 @@ def test_nothing_but_reading_passes_to_gradio(client: TestClient, tmp_path: Path
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@pytest.mark.parametrize("name", ["a" * 256, "é" * 200, "a/" * 2100, "%00", "%ff", "%ed%a0%80"])
+@pytest.mark.parametrize("folder", ["assets", "static", "own"])
+def test_what_no_file_can_be_called_is_not_there(folder: str, name: str, client: TestClient):
+    page_of(client)
+    assert client.get(f"/ui/{folder}/{name}").status_code == 404
+
+
 def test_the_page_may_load_and_call_nothing_but_this_server(client: TestClient):
     for path in ("/ui/own/main.js", "/ui/"):
         policy = client.get(path).headers["content-security-policy"]
