@@ -243,6 +243,20 @@ def test_tokens_that_are_no_numbers_change_none_before_them(shape: str) -> None:
     assert torch.equal(logits[:80], expected)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("tiles")
+def test_what_is_no_number_makes_none(shape: str, packed: bool) -> None:
+    """One input too large, or none, among others that are small, wherever it stands in a block of 8-bit products."""
+    config = decoder_config(**SHAPES[shape])
+    runner = make_runner(CpuRunner, config, torch.bfloat16, packed=packed)
+    for value in (torch.inf, torch.nan):
+        for place in (0, 17, config.hidden_size - 1):
+            picture = torch.full((1, config.hidden_size), 0.1, dtype=torch.bfloat16)
+            picture[0, place] = value
+            assert not runner.logits([_row(0, 0, [0], vision=[VisionRows(0, 0, 1, picture)])]).isfinite().any()
+
+
 @pytest.mark.parametrize("shape", ["llama", "QK-norm, heads of 128, M-RoPE interleaved"])
 def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
     """DeepStack's features, M-RoPE's positions, and embeddings that begin anywhere."""
