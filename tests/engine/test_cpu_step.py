@@ -476,6 +476,20 @@ def test_its_threads_survive_a_fork() -> None:
     subprocess.run([sys.executable, "-c", _FORKS], check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
+def test_runners_of_other_counts_take_no_new_threads_at_every_step() -> None:
+    one, other = (make_runner(CpuRunner, decoder_config(), torch.bfloat16) for _ in range(2))
+    assert isinstance(one, CpuRunner)
+    assert isinstance(other, CpuRunner)
+    one.threads, other.threads = 2, 3
+    expected = one.logits([_row(0, 0, _ids(9))])
+    other.logits([_row(0, 0, _ids(9))])
+    before = len(list(Path("/proc/self/task").iterdir()))
+    for _ in range(5):
+        assert torch.equal(other.logits([_row(0, 0, _ids(9))]), expected)
+        assert torch.equal(one.logits([_row(0, 0, _ids(9))]), expected)
+    assert len(list(Path("/proc/self/task").iterdir())) == before
+
+
 _IDLES = """
 import os, time, torch
 from engine.cpu.runner import CpuRunner
