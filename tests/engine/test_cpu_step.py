@@ -490,6 +490,29 @@ def test_runners_of_other_counts_take_no_new_threads_at_every_step() -> None:
     assert len(list(Path("/proc/self/task").iterdir())) == before
 
 
+_ASKS = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+def handle_signals_on(size):
+    assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, size)), None) == 0
+
+from engine.cpu.native import has_tiles
+room = ctypes.create_string_buffer(1 << 20)
+handle_signals_on(4096)
+first = has_tiles()
+handle_signals_on(1 << 20)
+assert has_tiles() == first
+"""
+
+
+def test_whether_there_are_tiles_does_not_change() -> None:
+    """A small stack for signals forbids them as long as it is there: models would be laid out half this way."""
+    subprocess.run([sys.executable, "-c", _ASKS], check=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
 _IDLES = """
 import os, time, torch
 from engine.cpu.runner import CpuRunner
