@@ -26,19 +26,21 @@ void prepare(const Matrix& matrix, const Inputs& in, int token, const float* x, 
     for (int first = 0; first < matrix.inputs; first += BLOCK) {
         const int count = std::min(BLOCK, matrix.inputs - first);
         uint16_t* to = in.values + size_t(token) * matrix.inputs + first;
-        __m512 largest = _mm512_setzero_ps();
+        __m512i largest = _mm512_setzero_si512();  // as whole numbers, of which one that is no number is the largest
         for (int i = 0; i < count; i += 16) {
             __m512 v = _mm512_loadu_ps(x + first + i);
             if (weight)
                 v = _mm512_mul_ps(_mm512_mul_ps(v, _mm512_set1_ps(factor)), _mm512_loadu_ps(weight + first + i));
             _mm512_store_ps(y + i, v);
-            largest = _mm512_max_ps(largest, _mm512_abs_ps(v));
+            largest = _mm512_max_epi32(largest, _mm512_castps_si512(_mm512_abs_ps(v)));
         }
         if (matrix.form == BFLOAT16) {
             store_bf16(to, y, count);
             continue;
         }
-        const float most = _mm512_reduce_max_ps(largest);
+        const int32_t bits = _mm512_reduce_max_epi32(largest);
+        float most;
+        std::memcpy(&most, &bits, sizeof most);
         const __m512 up = _mm512_set1_ps(most > 0 ? 32767.0f / most : 0.0f);
         in.scales[token * blocks_of(matrix.inputs) + first / BLOCK] = most / 32767.0f;
         for (int i = 0; i < count; i += 16) {

@@ -80,10 +80,10 @@ class Threads {
 };
 
 std::mutex threads_mutex;    // held by the step that uses them; another step at the same time works alone
-Threads* threads = nullptr;  // never freed: they sleep until the process ends
+std::vector<Threads*> threads;  // one of each count; never freed: they sleep until the process ends
 
 void forget_threads() {  // in a forked child, which has none of them
-    threads = nullptr;
+    new (&threads) std::vector<Threads*>;
     new (&threads_mutex) std::mutex;
 }
 
@@ -94,8 +94,9 @@ class Crew {
         if (count <= 1 || !threads_mutex.try_lock()) return;
         static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
         (void)registered;
-        if (!threads || threads->count() != count) threads = new Threads(count);
-        threads_ = threads;
+        for (Threads* known : threads)
+            if (known->count() == count) threads_ = known;
+        if (!threads_) threads.push_back(threads_ = new Threads(count));
         threads_->begin();
     }
     ~Crew() {

@@ -59,10 +59,12 @@ FOR_TILES void leave_tiles() {
     tile_rows = 0;
 }
 
-// Whether the operating system lets this process use them, which is asked for once (Linux 5.16).
+// Whether the operating system lets this process use them, which is asked for once (Linux 5.16): it does not while any
+// thread has a stack for signals that has no room for them, and what a model computes would depend on when that ends.
 bool may_use_tiles() {
     constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
+    static const bool may = syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
+    return may;
 }
 
 // Sums of `rows` tokens by 32 outputs over `steps` times 64 inputs, upper bytes and lower ones of both tiles:

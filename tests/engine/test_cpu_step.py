@@ -243,6 +243,20 @@ def test_tokens_that_are_no_numbers_change_none_before_them(shape: str) -> None:
     assert torch.equal(logits[:80], expected)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("tiles")
+def test_what_is_no_number_makes_none(shape: str, packed: bool) -> None:
+    """One input too large, or none, among others that are small, wherever it stands in a block of 8-bit products."""
+    config = decoder_config(**SHAPES[shape])
+    runner = make_runner(CpuRunner, config, torch.bfloat16, packed=packed)
+    for value in (torch.inf, torch.nan):
+        for place in (0, 17, config.hidden_size - 1):
+            picture = torch.full((1, config.hidden_size), 0.1, dtype=torch.bfloat16)
+            picture[0, place] = value
+            assert not runner.logits([_row(0, 0, [0], vision=[VisionRows(0, 0, 1, picture)])]).isfinite().any()
+
+
 @pytest.mark.parametrize("shape", ["llama", "QK-norm, heads of 128, M-RoPE interleaved"])
 def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
     """DeepStack's features, M-RoPE's positions, and embeddings that begin anywhere."""
@@ -460,6 +474,43 @@ assert torch.equal(runner.logits([_row(0, 0, _ids(16))]), expected)
 
 def test_its_threads_survive_a_fork() -> None:
     subprocess.run([sys.executable, "-c", _FORKS], check=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
+def test_runners_of_other_counts_take_no_new_threads_at_every_step() -> None:
+    one, other = (make_runner(CpuRunner, decoder_config(), torch.bfloat16) for _ in range(2))
+    assert isinstance(one, CpuRunner)
+    assert isinstance(other, CpuRunner)
+    one.threads, other.threads = 2, 3
+    expected = one.logits([_row(0, 0, _ids(9))])
+    other.logits([_row(0, 0, _ids(9))])
+    before = len(list(Path("/proc/self/task").iterdir()))
+    for _ in range(5):
+        assert torch.equal(other.logits([_row(0, 0, _ids(9))]), expected)
+        assert torch.equal(one.logits([_row(0, 0, _ids(9))]), expected)
+    assert len(list(Path("/proc/self/task").iterdir())) == before
+
+
+_ASKS = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+def handle_signals_on(size):
+    assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, size)), None) == 0
+
+from engine.cpu.native import has_tiles
+room = ctypes.create_string_buffer(1 << 20)
+handle_signals_on(4096)
+first = has_tiles()
+handle_signals_on(1 << 20)
+assert has_tiles() == first
+"""
+
+
+def test_whether_there_are_tiles_does_not_change() -> None:
+    """A small stack for signals forbids them as long as it is there: models would be laid out half this way."""
+    subprocess.run([sys.executable, "-c", _ASKS], check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
 _IDLES = """
