@@ -250,18 +250,19 @@ class StepBudget:
         waited_s = [self.now_s - arrival_s for arrival_s in queue.arrivals_s]
         longest_s, crowd = max(waited_s), _crowd(waited_s)
         if crowd > 1.0:
-            needed_s = max(self._needed_s(load, steady_s, queue, self.enough_s / crowd), self._usual_s)
+            needed_s = self._needed_s(rows, decode_s, steady_s, queue, self.enough_s / crowd)
+            needed_s = max(needed_s, self._usual_s)
             left_s += min(crowd - 1.0, 1.0) * max(needed_s - steady_s, 0.0)
         late = longest_s / self._ttft_target_s - 1.0
         if late > 0:
             left_s = max(left_s, max(steady_s, (self._steady - 1.0) * decode_s) * (1.0 + GROWS * late))
-        return Room(self.costs, load, target_s, left_s, NEW_PICTURES, self._even_tokens(load, queue))
+        return Room(self.costs, load, target_s, left_s, NEW_PICTURES, self._even_tokens(rows, decode_s, queue))
 
     def answered(self, prompt_tokens: int, answer_tokens: int) -> None:
         """A request ended for which so many tokens of its prompt were computed, and so many of an answer said."""
         self._answers.add(prompt_tokens, answer_tokens)
 
-    def _even_tokens(self, load: Load, queue: Queue) -> int:
+    def _even_tokens(self, rows: int, decode_s: float, queue: Queue) -> int:
         """Of prompts in a step, however long the queue: as many as spread them over the steps that answers take, as far
         as steps are filled up or nearly so, and at least those that take `HARDLY` times as long as decoding, or
         `LEAST_CHUNK`.
@@ -269,11 +270,11 @@ class StepBudget:
         assert self.costs is not None
         if not self._overlaps:
             return sys.maxsize
-        prompt_s, most = partial(self.costs.prompt_s, rows=load.rows), range(1, queue.prompt_tokens + 1)
+        prompt_s, most = partial(self.costs.prompt_s, rows=rows), range(1, queue.prompt_tokens + 1)
         even = math.ceil(queue.rows * self._answers.prompt_tokens_each)
         even_s = prompt_s(even)
         below, above = bisect_left(most, even_s, key=prompt_s), bisect_right(most, even_s, key=prompt_s)
-        until_s = max(HARDLY * self.costs.decode_s(load.rows, load.tokens), prompt_s(LEAST_CHUNK))
+        until_s = max(HARDLY * decode_s, prompt_s(LEAST_CHUNK))
         spread = below if above > even and below > NEARLY * even else above
         return max(spread, bisect_right(most, until_s, key=prompt_s))
 
@@ -284,17 +285,16 @@ class StepBudget:
         """Beside decoding, as far as the target says."""
         return max(self._target_s(decode_s) - decode_s, 0.0)
 
-    def _needed_s(self, load: Load, room_s: float, queue: Queue, until_s: float) -> float:
+    def _needed_s(self, rows: int, decode_s: float, room_s: float, queue: Queue, until_s: float) -> float:
         """Room of steps that have the queue served in so much time.
 
         Args:
             room_s: That one alone gets at most. Short chunks cost less by the token, so what prompts take follows from
                 the room, as it does from them: one look at each does.
         """
-        assert self.costs is not None
-        needed_s, decode_s = room_s, self.costs.decode_s(load.rows, load.tokens)
+        needed_s = room_s
         for _ in range(2):
-            work_s = queue.encoding_s + self._prompts_s(queue.prompt_tokens, load.rows, max(needed_s, room_s))
+            work_s = queue.encoding_s + self._prompts_s(queue.prompt_tokens, rows, max(needed_s, room_s))
             share = min(work_s / until_s, MOST_SHARE)
             needed_s = share / (1.0 - share) * decode_s
             if needed_s <= room_s:

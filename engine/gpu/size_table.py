@@ -61,8 +61,7 @@ class SizeTable:
         """
         if not tokens:
             return 0.0
-        choice = self._choices.get((rows, False)) or self._choice(rows, False)
-        prompts, added_s = choice.prompts, choice.added_s
+        prompts, _, added_s = self._choice(rows, False)
         if not added_s:
             raise LookupError(f"no steps of {rows} rows, alone and with chunks, are captured")
         at = bisect_left(prompts, tokens)
