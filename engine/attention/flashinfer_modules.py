@@ -148,7 +148,8 @@ class Modules:
             self._tiled.set_exception(error)
         try:
             spec = None if self.is_final else _spec(HOPPER, self._dtype, self._head_dim)
-            self._hopper.set_result(spec.build_and_load() if spec is not None and spec.is_compiled else None)
+            # As it lies there: looking whether it is fresh may compile it anew, where a start waits for it.
+            self._hopper.set_result(spec.load() if spec is not None and spec.is_compiled else None)
         except Exception:
             logger.warning("FlashInfer's Hopper kernel is cached and cannot be loaded", exc_info=True)
             self._hopper.set_result(None)

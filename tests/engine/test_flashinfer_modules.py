@@ -103,6 +103,12 @@ def test_a_cached_hopper_kernel_is_there_from_the_beginning(specs: dict[str, Spe
     assert not builds
 
 
+def test_a_start_never_waits_for_a_stale_hopper_kernel(specs: dict[str, Spec]) -> None:
+    specs[HOPPER].is_compiled = True
+    specs[HOPPER].may_end.clear()  # compiling it anew would not end
+    assert _modules().hopper == "module fa3"
+
+
 def test_a_missing_hopper_kernel_is_compiled_once_and_swapped_in(specs: dict[str, Spec], builds: list[Build]) -> None:
     modules = _modules()
     for _ in range(3):
