@@ -17,6 +17,7 @@ SAID: Final = ("content", "reasoning", "reasoning_content")
 
 class _Choice(msgspec.Struct):
     delta: dict[str, Any] | None = None  # some servers send null where nothing was said
+    token_ids: list[int] | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -48,10 +49,12 @@ class Answer:
 
     Attributes:
         num_tokens: As the server counts them; 0 until it has told.
+        num_ids: Of the newest event; 1 where ids are not told.
     """
 
     def __init__(self) -> None:
         self.num_tokens = 0
+        self.num_ids = 1
 
 
 class Chat:
@@ -87,19 +90,25 @@ class Chat:
             yield cls(http, model)
 
     def events(
-        self, messages: Sequence[Mapping[str, Any]], max_tokens: int, answer: Answer | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        answer: Answer | None = None,
+        *,
+        token_ids: bool = False,
     ) -> AsyncIterator[float]:
         """When events came of the answer to a chat: `answer` to its `body`, with what both take and raise."""
-        return self.answer(self.body(messages, max_tokens), answer)
+        return self.answer(self.body(messages, max_tokens, token_ids=token_ids), answer)
 
-    def body(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> bytes:
+    def body(self, messages: Sequence[Mapping[str, Any]], max_tokens: int, *, token_ids: bool = False) -> bytes:
         """What is sent for a chat.
 
         Args:
             messages: The chat.
             max_tokens: Of the answer, no fewer: `ignore_eos` is set.
+            token_ids: Whether to ask for them as well, which tells how many tokens an event brings.
         """
-        asked = {
+        asked: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
@@ -108,6 +117,8 @@ class Chat:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if token_ids:
+            asked["return_token_ids"] = True
         return msgspec.json.encode(asked)
 
     async def answer(self, body: bytes, answer: Answer | None = None) -> AsyncIterator[float]:
@@ -138,9 +149,12 @@ def _says(text: bytes, answer: Answer | None) -> bool:
     event = _decoded(text)
     if event.error is not None:
         raise RuntimeError(str(event.error))
-    if event.usage is not None and answer is not None:
-        answer.num_tokens = event.usage.completion_tokens or 0
-    return any((choice.delta or {}).get(name) for choice in event.choices or () for name in SAID)
+    choices = event.choices or ()
+    if answer is not None:
+        answer.num_ids = sum(len(choice.token_ids or ()) for choice in choices) or 1
+        if event.usage is not None:
+            answer.num_tokens = event.usage.completion_tokens or 0
+    return any(choice.token_ids or any((choice.delta or {}).get(name) for name in SAID) for choice in choices)
 
 
 def _decoded(text: bytes) -> _Event:

@@ -10,7 +10,8 @@ Pictures come at fixed times, whether the last one is answered or not; every pic
 and sent by a process of their own, which encodes its bodies before the first one is due: the process that reads the
 streams does nothing else meanwhile, so that a gap is the server's and not this client's. ITL is the gap between two
 events of a stream as its client sees it, or, where half of them and more come together with the one before, between two
-reads that bring some. TTFT is the time from sending a picture to the first event of its answer.
+reads that bring some; by token, where the server tells token ids: those of half a character come with the next one, and
+are no gap. TTFT is the time from sending a picture to the first event of its answer.
 *p99 / alone* compares each gap with the median of the seconds alone before and after it, whose texts were as long.
 
 With `--base-url` any OpenAI-compatible server is measured. Without, two servers are started and measured in turn: one
@@ -33,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from server.bench.arguments import count, positive
-from server.bench.chat import Chat
+from server.bench.chat import Answer, Chat
 from server.bench.figures import percentile, print_rows
 from server.bench.picture_sender import LONGEST_WAIT_S, PictureSender, Sending
 from server.bench.pictures import size
@@ -288,9 +289,10 @@ class _Load:
         while True:
             text = f"{index}.{self._number}.{turn}: {story(self._scenario.stream_words)}"
             last_s: float | None = None
-            async for now_s in self._chat.events([{"role": "user", "content": text}], self._scenario.stream_tokens):
+            asked, answer = [{"role": "user", "content": text}], Answer()
+            async for now_s in self._chat.events(asked, self._scenario.stream_tokens, answer, token_ids=True):
                 if last_s is not None:
-                    self._gaps.append((now_s, (now_s - last_s) * 1e3))
+                    self._gaps += [(now_s, (now_s - last_s) * 1e3 / answer.num_ids)] * answer.num_ids
                 last_s = now_s
                 self._begun.add(index)
             turn += 1

@@ -460,3 +460,20 @@ def test_each_client_asks_so_many_rounds(clients: int) -> None:
     (level,) = with_host(host, ask)
     assert (level.row()["requests"], level.row()["failed"]) == (8 * clients, 0)
     assert level.num_tokens == 8 * clients * 7
+
+
+def test_how_many_tokens_an_event_brings_is_told_where_ids_are_asked_for() -> None:
+    def event(choice: bytes) -> bytes:
+        return chunk(b'data: {"choices": [{' + choice + b"}]}\n\n")
+
+    told = [b'"delta": {"content": "a"}, "token_ids": [7]', b'"delta": {"content": "b"}, "token_ids": [8, 9]']
+    untold = [b'"delta": {"content": ""}, "token_ids": null', b'"delta": {"content": "c"}']
+    host = Host([HEAD + b"".join(event(choice) for choice in [*told, *untold]) + END])
+
+    async def ask(url: str) -> list[int]:
+        answer = Answer()
+        async with Chat.with_server(url, model="a") as chat:
+            return [answer.num_ids async for _ in chat.events([], 4, answer, token_ids=True)]
+
+    assert with_host(host, ask) == [1, 2, 1]
+    assert b'"return_token_ids":true' in host.requests[0]
