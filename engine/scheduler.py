@@ -229,7 +229,9 @@ class Scheduler:
             if sequence.is_decoding or not sequence.is_ready:
                 continue
             queue.arrivals_s.append(sequence.arrived_s)
-            queue.prompt_tokens += sequence.num_tokens - sequence.num_computed
+            computed, left = sequence.num_computed, sequence.num_tokens - sequence.num_computed
+            queue.prompt_tokens += left
+            queue.pairs += left * (computed + left / 2)
             if queue.encoding_s < self.budget.enough_s:
                 queue.encoding_s += self.encodings.left_s(sequence, counted)
         queue.rows = min(len(self.running) + len(self.waiting), self.max_running)
@@ -298,8 +300,8 @@ class Scheduler:
             stop = most if picture is None else picture.first_position(start + count) - start
             # A few tokens before a picture may cost as much as many: then they come with what follows them.
             if picture is None or plan.room.is_cheap(stop - count):
-                fitting = plan.room.tokens(stop - count)
-                plan.room.take_tokens(fitting)
+                fitting = plan.room.tokens(stop - count, behind=start)
+                plan.room.take_tokens(fitting, behind=start)
                 count += fitting
                 if count < stop or picture is None:
                     break

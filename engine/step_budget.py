@@ -91,6 +91,7 @@ class Queue:
     Attributes:
         arrivals_s: When each came, by `StepBudget.now_s`.
         prompt_tokens: Of all, that are not computed yet; some may be cached.
+        pairs: Of one of them and one before it in its text.
         encoding_s: What encoding the rest of their pictures takes, by the costs; or of some, if that is
             `StepBudget.enough_s`.
         rows: That will decode when all have been served, as far as there is room for them.
@@ -100,6 +101,7 @@ class Queue:
     prompt_tokens: int = 0
     encoding_s: float = 0.0
     rows: int = 0
+    pairs: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -131,16 +133,20 @@ class Room:
         """Whether not even one token fits."""
         return self.is_bounded and not self.tokens(1)
 
-    def tokens(self, most: int) -> int:
-        """How many more tokens of prompts fit, `most` at most."""
+    def tokens(self, most: int, behind: int = 0) -> int:
+        """How many more tokens of a prompt fit, `most` at most, which read `behind` that are computed."""
         costs, taken = self.costs, self.load.prompt_tokens
         most = min(most, self.most_tokens - taken)
         if not self.is_bounded or costs is None or most <= 0:
             return max(most, 0)
+
+        def with_s(more: int) -> float:
+            return self._prompt_s(taken + more) + costs.reading_s(more * behind)
+
         until_s = self._prompt_s(taken) + self.left_s
         if not self._has_taken:
-            until_s = max(until_s, self._prompt_s(LEAST_CHUNK))
-        return bisect_right(range(1, most + 1), until_s, key=lambda more: self._prompt_s(taken + more))
+            until_s = max(until_s, with_s(LEAST_CHUNK))
+        return bisect_right(range(1, most + 1), until_s, key=with_s)
 
     def is_cheap(self, tokens: int) -> bool:
         """Whether so many tokens more cost not much more than they would among `MANY`."""
@@ -161,12 +167,13 @@ class Room:
         fitting = most if slice_s <= 0 else int(min(self.left_s / slice_s, most))
         return max(fitting, 0) if self._has_taken else max(fitting, 1)
 
-    def take_tokens(self, count: int) -> None:
-        """Tokens of prompts are part of the step."""
+    def take_tokens(self, count: int, behind: int = 0) -> None:
+        """Tokens of a prompt are part of the step, and read `behind` that are computed."""
         if self.costs is not None:
             taken = self.load.prompt_tokens
-            self.left_s -= self._prompt_s(taken + count) - self._prompt_s(taken)
+            self.left_s -= self._prompt_s(taken + count) - self._prompt_s(taken) + self.costs.reading_s(count * behind)
         self.load.prompt_tokens += count
+        self.load.pairs += count * behind
 
     def take_slices(self, size: float, count: int) -> None:
         """Slices of a picture are part of the step."""
@@ -294,26 +301,28 @@ class StepBudget:
         """
         needed_s = room_s
         for _ in range(2):
-            work_s = queue.encoding_s + self._prompts_s(queue.prompt_tokens, rows, max(needed_s, room_s))
+            work_s = queue.encoding_s + self._prompts_s(queue, rows, max(needed_s, room_s))
             share = min(work_s / until_s, MOST_SHARE)
             needed_s = share / (1.0 - share) * decode_s
             if needed_s <= room_s:
                 break
         return needed_s
 
-    def _prompts_s(self, tokens: int, rows: int, room_s: float) -> float:
-        """What so many tokens take in chunks that fit the room beside so many rows."""
+    def _prompts_s(self, queue: Queue, rows: int, room_s: float) -> float:
+        """What a queue's tokens take in chunks that fit the room beside so many rows."""
         assert self.costs is not None
-        prompt_s = partial(self.costs.prompt_s, rows=rows)
+        prompt_s, tokens = partial(self.costs.prompt_s, rows=rows), queue.prompt_tokens
         chunk = max(bisect_right(range(1, tokens + 1), room_s, key=prompt_s), LEAST_CHUNK)
         whole_s = prompt_s(tokens)
-        return min(tokens / chunk * prompt_s(chunk), whole_s) if chunk < tokens else whole_s
+        within = tokens * min(chunk, tokens) / 2  # of the same chunk, which its own cost knows of
+        reading_s = self.costs.reading_s(max(queue.pairs - within, 0.0))
+        return reading_s + (min(tokens / chunk * prompt_s(chunk), whole_s) if chunk < tokens else whole_s)
 
     def planned(self, load: Load) -> None:
         """A step was planned; its time passes."""
         if self.costs is None:
             return
-        others_s = self.costs.prompt_s(load.prompt_tokens, load.rows)
+        others_s = self.costs.prompt_s(load.prompt_tokens, load.rows) + self.costs.reading_s(load.pairs)
         others_s += sum(self.costs.slice_s(size) * count for size, count in load.slices)
         self.now_s += others_s
         if load.rows:

@@ -1,6 +1,7 @@
 """How long parts of a step take, by their size: measured at start (`engine.step_measure`) and from every step since.
 
-    step = decode of so many rows  +  so many tokens of prompts beside it  +  so many slices of pictures
+    step = decode of so many rows  +  so many tokens of prompts beside it, and what they read of the chunks before them
+                                   +  so many slices of pictures
 
 `engine.step_budget` plans by it. Shared machines are noisy, so what counts are medians of the newest measurements;
 between sizes lie straight lines. Where steps are filled up the runner says what prompts add to each size, but for the
@@ -33,13 +34,14 @@ CLASSES: Final = 4
 @dataclass(slots=True)
 class Load:
     """What a step computes: `rows` that decode, with their drafts `tokens`; `prompt_tokens` of others; `slices` of
-    pictures, as (size, count).
+    pictures, as (size, count); `pairs` of a token of prompts and one that it reads, computed in an earlier step.
     """
 
     rows: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
     slices: list[tuple[float, int]] = field(default_factory=list)
+    pairs: int = 0
 
 
 class Costs(Protocol):
@@ -51,6 +53,10 @@ class Costs(Protocol):
 
     def prompt_s(self, tokens: int, rows: int = 0) -> float:
         """What so many tokens of prompts add to a step in which so many rows decode; never falls as tokens grow."""
+        ...
+
+    def reading_s(self, pairs: float) -> float:
+        """What it adds that tokens of prompts read what was computed in earlier steps: so many pairs of one and one."""
         ...
 
     def slice_s(self, size: float) -> float:
@@ -134,6 +140,7 @@ class StepCosts:
         self.decode = Curve(is_from_zero=False)
         self.prompt = Curve(is_from_zero=True)
         self.slice = Curve(is_from_zero=True)
+        self._pair_s = 0.0
         self._beyond_s: list[float] = []  # of each measurement, rising
         self._keys_s = 0.0  # of which the median counts
         self._factors = Factors()  # of what the curves say
@@ -153,6 +160,14 @@ class StepCosts:
         if added_s is not None:
             self._beyond_s = sorted([*self._beyond_s, elapsed_s - added_s])
             self._keys_s = max(self._beyond_s[len(self._beyond_s) // 2], 0.0)
+
+    def reading_s(self, pairs: float) -> float:
+        """See `Costs.reading_s`."""
+        return self._pair_s * pairs * self._factors.reading
+
+    def add_reading(self, pairs: int, elapsed_s: float) -> None:
+        """A measurement at start: reading so many pairs took so much longer."""
+        self._pair_s = max(elapsed_s / pairs, 0.0)
 
     def _prompt_at(self, tokens: int, rows: int) -> float:
         added_s = self._added_s(rows, tokens)
@@ -187,7 +202,7 @@ class StepCosts:
             return
         prompt_s = self._prompt_at(load.prompt_tokens, load.rows) + self.prompt.at(load.tokens - load.rows)
         slices_s = sum(self.slice.at(size) * count for size, count in slices)
-        parts_s = self.decode.at(load.rows), prompt_s, slices_s
+        parts_s = self.decode.at(load.rows), prompt_s, slices_s, self._pair_s * load.pairs
         if slices:
             expected_s = self._factors.expected_s(parts_s)
             is_off = abs(step_s - expected_s) > MOST_OFF * expected_s
@@ -205,7 +220,7 @@ class StepCosts:
         the factor does not stay in those of other rows.
         """
         factors = self._factors
-        factors.correct((self.decode.at(rows), 0.0, 0.0), step_s)
+        factors.correct((self.decode.at(rows), 0.0, 0.0, 0.0), step_s)
         before = factors.decode
         factors.decode += (1.0 - before) / SAMPLES
         self.decode.add(rows, step_s / factors.decode, before / factors.decode)

@@ -25,6 +25,10 @@ BESIDE: Final = 8
 PROMPTS_AHEAD: Final = (64, 128, 192, 256, 384, 512, 1024)
 BESIDE_AHEAD: Final = 32
 """The same for a GPU, where these take milliseconds; reading weights hides the first tokens, and then no more."""
+READING: Final = 64
+READING_AHEAD: Final = 256
+"""Tokens of a chunk that is measured behind `BEHIND` others, too; the latter for a GPU."""
+BEHIND: Final = 1024
 CONTEXT: Final = 64
 """Tokens before those that decode."""
 REPEATS: Final = 3
@@ -61,7 +65,22 @@ class _Measurement:
             is_first = tokens == sizes[0]
             if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
                 costs.add_prompt(beside, tokens, self._step_s(beside, tokens) - costs.decode.at(beside))
+        self._reading(costs, beside, max_batched_tokens)
         return costs
+
+    def _reading(self, costs: StepCosts, beside: int, max_batched_tokens: int) -> None:
+        """What it adds to a chunk's step that others are behind it. Those are of slots of their own, as a text's are:
+        one that all share would be read from a cache.
+        """
+        runner, tokens = self._runner, READING_AHEAD if self._ahead is not None else READING
+        has_place = runner.max_positions >= BEHIND + tokens and runner.num_slots > BEHIND
+        if not (beside and has_place and tokens <= max_batched_tokens and self._has_time):
+            return
+        row = runner.slot_table[beside]
+        row[:BEHIND] = torch.arange(1, BEHIND + 1, dtype=row.dtype, device=row.device)
+        added_s = self._step_s(beside, tokens, behind=BEHIND) - self._step_s(beside, tokens)
+        row[:BEHIND] = 0
+        costs.add_reading(BEHIND * tokens, added_s)
 
     def _picture(self, costs: StepCosts) -> None:
         side = self._runner.picture_side
@@ -82,16 +101,16 @@ class _Measurement:
         if not is_awaited(self._runner):
             self._runner.step(self._batch(1))  # waits for the device
 
-    def _batch(self, rows: int, prompt_tokens: int = 0) -> list[Row]:
+    def _batch(self, rows: int, prompt_tokens: int = 0, behind: int = 0) -> list[Row]:
         """Of tokens that differ: each chooses experts of its own."""
         ids = [token % self._runner.vocab_size for token in range(rows + prompt_tokens)]
         batch = [Row(row, self._context, [ids[row]], self._sampling) for row in range(rows)]
         if prompt_tokens:
-            batch.append(Row(rows, 0, ids[rows:], None))
+            batch.append(Row(rows, behind, ids[rows:], None))
         return batch
 
-    def _step_s(self, rows: int, prompt_tokens: int = 0) -> float:
-        batch = self._batch(rows, prompt_tokens)
+    def _step_s(self, rows: int, prompt_tokens: int = 0, behind: int = 0) -> float:
+        batch = self._batch(rows, prompt_tokens, behind)
         if self._ahead is None:
             return self._timed(lambda: self._runner.step(batch))
         ahead = self._ahead

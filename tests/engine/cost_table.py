@@ -12,8 +12,9 @@ class Table:
     of slices have not been measured.
     """
 
-    def __init__(self, *, token_s: float = 0.25 * MS, slice_s: float = 1 * MS) -> None:
+    def __init__(self, *, token_s: float = 0.25 * MS, slice_s: float = 1 * MS, pair_s: float = 0.0) -> None:
         self.token_s = token_s
+        self.pair_s = pair_s
         self.one_slice_s = slice_s
         self.unknown: set[float] = set()
         self.loads: list[Load] = []
@@ -25,6 +26,10 @@ class Table:
     def prompt_s(self, tokens: int, rows: int = 0) -> float:
         """Tokens, at their price."""
         return self.token_s * tokens
+
+    def reading_s(self, pairs: float) -> float:
+        """At theirs, none by default."""
+        return self.pair_s * pairs
 
     def slice_s(self, size: float) -> float:
         """Slices, at theirs."""

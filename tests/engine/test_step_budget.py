@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine import step_budget
 from engine.speculation.drafter import DraftRow
 from engine.speculation.drafting import Kind
-from engine.step_budget import LEAST_CHUNK, Queue, StepBudget
+from engine.step_budget import LEAST_CHUNK, Queue, Room, StepBudget
 from engine.step_costs import Load
 from preprocess.wire import EngineRequest, Pixels
 from tests.engine.cost_table import MS, Table
@@ -102,6 +102,21 @@ def test_chunks_of_prompts_are_as_long_as_fits_beside_running_streams() -> None:
     driver.submit(request("text", [1, 2, 3, *PROMPT, *PROMPT[:20]], max_tokens=2))
     driver.step(4)
     assert lengths(driver)[2:] == [[1, 21], [1, 21], [1, 11], [1, 1]]
+
+
+def test_chunks_get_shorter_the_more_they_read_and_never_end() -> None:
+    driver = timed(Table(token_s=0.1 * MS, pair_s=0.01 * MS))
+    streaming(driver)
+    driver.submit(request("text", [1, 2, 3, *PROMPT, *PROMPT[:20]], max_tokens=2))
+    driver.step(4)
+    assert lengths(driver)[2:] == [[1, 30], [1, 16], [1, 7], [1, 1]], (
+        "behind 0, 30 and 46: 0.1, 0.4 and 0.56 ms a token"
+    )
+    rooms = [Room(Table(token_s=0.1 * MS, pair_s=0.01 * MS), Load(4, 4), left_s=3 * MS) for _ in range(2)]
+    assert [room.tokens(100, behind) for room, behind in zip(rooms, (5, 10_000), strict=True)] == [20, LEAST_CHUNK]
+    rooms[0].take_tokens(20, behind=5)
+    assert rooms[0].left_s == pytest.approx(0.0)
+    assert rooms[0].load.pairs == 100
 
 
 def test_slices_and_tokens_share_the_time_of_a_step() -> None:
@@ -261,6 +276,14 @@ def test_room_grows_smoothly_as_a_queue_grows_and_ages(overlaps: bool) -> None:
         rooms = rooms_of(queues, overlaps=overlaps)
         assert all(0 <= later - room < 0.2 for room, later in itertools.pairwise(rooms))
         assert rooms[-1] > 1.2 * rooms[0]
+
+
+def test_what_prompts_read_of_their_earlier_chunks_is_work_that_waits() -> None:
+    budget = StepBudget(Table(token_s=0.01 * MS, pair_s=0.001 * MS), 0.0, 0.3)
+    budget.now_s = 0.1
+    queues = [Queue([0.0, 0.0], 1000, pairs=pairs) for pairs in (0, 500_000, 560_000, 580_000)]
+    rooms = [budget.open(4, 4, queue).left_s for queue in queues]
+    assert rooms[0] == rooms[1] < rooms[2] < rooms[3], "a thousand in one chunk read half a million of their own"
 
 
 def test_tokens_of_prompts_count_for_what_they_take_in_chunks_that_fit() -> None:

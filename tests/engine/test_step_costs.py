@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -194,6 +195,19 @@ def test_a_runner_is_measured_at_start(make: type[FakeRunner], slices: int) -> N
     assert [costs.decode_s(rows, rows) for rows in (1, 2, 4, 7, 8)] == [2, 3, 5, 8, 9]
     assert costs.prompt_s(64) == 64
     assert costs.slice_s(1 / slices) > 0
+
+
+@pytest.mark.parametrize(("behind_s", "pair_s"), [(0.0, 0.0), (1e-5, 1e-5)])
+def test_what_chunks_read_is_measured_at_start_and_learnt(behind_s: float, pair_s: float) -> None:
+    time = Time()
+    runner = TimedRunner(replace(QWEN3_VL_8B, pair_s=behind_s), time)
+    costs = measure(runner, 4096, clock=lambda: time.now_s)
+    assert not runner.slot_table.any(), "as it was found"
+    assert costs.reading_s(1000) == pytest.approx(1000 * pair_s)
+    for step in range(40):  # it takes twice as long by now
+        pairs = (0, 100, 400)[step % 3]
+        costs.stepped(Load(4, 4, 64, [], pairs), costs.decode.at(4) + costs.prompt_s(64, 4) + 2e-5 * pairs, None)
+    assert costs.reading_s(1000) == pytest.approx(2 * 1000 * pair_s, rel=0.1)
 
 
 def test_where_steps_are_filled_up_prompts_cost_what_sizes_add_and_keys_beyond_that() -> None:

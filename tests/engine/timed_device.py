@@ -58,6 +58,8 @@ class Shape:
     slices: int
     chunks_s: float = 0.0
     """What a step takes for having chunks at all."""
+    pair_s: float = 0.0
+    """What it takes a chunk's token to read one that was computed in an earlier step."""
 
     def step_s(self, contexts: Sequence[int], prompt: int, padded_rows: int) -> float:
         """A step of rows with these contexts and so many tokens of prompts, both as captured."""
@@ -230,7 +232,9 @@ class TimedRunner:
         prompt = sum(len(row.token_ids) for row in rows) - len(decodes) - drafts
         size = self.sizes.choose(Size(len(decodes), prompt))
         self.time.now_s += self._host * (0.6 + 0.016 * len(decodes)) * MS
+        pairs = sum(row.start * len(row.token_ids) for row in rows if row.sampling is None or len(row.token_ids) > 1)
         step_s = self.shape.step_s(decodes, size.prompt, size.decode) + drafts * self._draft_s
+        step_s += (pairs if not drafts else 0) * self.shape.pair_s
         done_s = self.time.work(step_s * self._random.gauss(1.0, self._noise))
         sampled = sum(1 + len(row.drafted) for row in rows if row.sampling is not None)
         return TimedFlight(self.time, done_s, self.says(sampled))
