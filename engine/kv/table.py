@@ -26,7 +26,7 @@ class SlotTable:
         self._device: torch.Tensor | None = None if tensor.device.type == "cpu" else tensor
         self._host: NDArray[np.int32] = tensor.numpy() if self._device is None else np.zeros(tensor.shape, np.int32)
         self._cells = self._host.data
-        self.num_rows = tensor.shape[0]
+        self.num_rows, self._width = tensor.shape
 
     @property
     def cells(self) -> memoryview | None:
@@ -40,12 +40,13 @@ class SlotTable:
             self._device[row, start : start + len(slots)] = _send(slots, self._device.device)
 
     def write_cells(self, rows: list[int], positions: list[int], slots: SlotArray) -> None:
-        """Set one position in each of several rows."""
-        cells = np.array((rows, positions), dtype=np.int64)  # (2, count)
-        self._host[cells[0], cells[1]] = slots
+        """Set one position in each of several rows, with one launch: each step waits for it."""
+        cells = np.array(rows, np.int64) * self._width + np.array(positions, np.int64)
+        self._host.reshape(-1)[cells] = slots
         if self._device is not None:
-            sent = _send(np.concatenate((cells, slots[None])), self._device.device)
-            self._device[sent[0], sent[1]] = sent[2].int()
+            sent = _send(np.concatenate((cells.view(np.int32), slots)), self._device.device)
+            places = sent[: 2 * len(slots)].view(torch.int64)
+            self._device.view(-1).index_copy_(0, places, sent[2 * len(slots) :])
 
     def read_run(self, row: int, start: int, stop: int) -> SlotArray:
         """Slots of positions `start` … `stop - 1` of one row; a view that later writes change."""
