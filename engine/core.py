@@ -185,13 +185,17 @@ class Engine:
         self._outputs.clear()
 
     def step(self) -> list[OutputStart | TokenEvents]:
-        """Compute one batch and return what it gave. Empty when there is nothing to do."""
+        """Compute one batch and return what it gave, or the first tokens that the last one gave before anything else is
+        begun. Empty when there is nothing to do.
+        """
         if not self._sequences:
             self._flying = None
             return self._outputs.take()
         self._end_flagged()
         if self._flying is not None and not self._can_run_ahead(self._flying[1]):
             self._land()
+            if self._outputs.has_first:  # told before the next batch is made, which takes the host a millisecond
+                return self._outputs.take()
         start_s = self._clock()
         plan = self.scheduler.schedule(start_s)
         self.speculator.scheduled()

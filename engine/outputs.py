@@ -21,6 +21,11 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(self._starts or self._events)
 
+    @property
+    def has_first(self) -> bool:
+        """Whether somebody waits for an answer that begins here."""
+        return any(event.token_ids and not event.first_index for event in self._events)
+
     def start(self, sequence: Sequence) -> None:
         """A request was admitted to the queue; this precedes all its events."""
         self._starts.append(OutputStart(sequence.request_id, sequence.request.text))

@@ -236,14 +236,14 @@ class _Steps:
         def watched() -> list[OutputStart | TokenEvents]:
             running = engine.scheduler.running
             decodes = len(running) == self._num_streams and all(sequence.is_decoding for sequence in running)
-            tokens, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
+            before, drafted = engine.stats(), sum(engine.speculator.drafted.values())
             started_s = clock()
             told = step()
-            if decodes:
+            if decodes and engine.stats().num_steps > before.num_steps:  # the others tell first tokens alone
                 elapsed_ms = 1000 * (clock() - started_s)
                 drafted = sum(engine.speculator.drafted.values()) - drafted
                 self._times_ms.setdefault(size_class(drafted) if drafted else 0, []).append(elapsed_ms)
-                self.tokens += engine.stats().generated_tokens - tokens
+                self.tokens += engine.stats().generated_tokens - before.generated_tokens
                 self.drafted += drafted
             return told
 

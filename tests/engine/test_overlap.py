@@ -70,6 +70,22 @@ def test_penalties_wait_for_every_token(penalty: str) -> None:
     assert runner.late.most_in_flight == 1
 
 
+def test_a_first_token_that_was_waited_for_is_told_before_the_next_batch_is_made() -> None:
+    runner = LateRunner()
+    driver = Driver(runner)
+    penalised = request("r", TEXT, max_tokens=4)
+    sampling = msgspec.structs.replace(penalised.sampling, presence_penalty=1.5)
+    driver.submit(msgspec.structs.replace(penalised, sampling=sampling))
+    launches = []
+    while not driver.told or not driver.told["r"].ids:
+        launches.append(runner.late.num_launches)
+        driver.step()
+    assert runner.late.num_launches == launches[-1] == 1
+    driver.step()
+    assert runner.late.num_launches == 2
+    assert driver.finish()["r"].ids == reference(penalised)[0]
+
+
 def test_an_abort_ends_a_request_whose_token_is_in_flight() -> None:
     runner = LateRunner()
     driver = Driver(runner)
