@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from preprocess.errors import BeholderError
 from preprocess.wire import Branch, ClipInfo, Delta, ImageInfo, Prepared
 from server.faults import rejection
+from server.service import Take
 
 
 class Generation:
@@ -29,17 +29,39 @@ class Generation:
         self.preprocess_ms = prepared.preprocess_ms
         self.num_choices = num_choices
         self._cancel = cancel
-        self._queue: asyncio.Queue[tuple[int, Delta] | BeholderError] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
         self._open = num_choices
+        self._take: Take | None = None
+        self._is_awaited = False
+        """Whoever iterates has done with all that came before, or is about to find it in the queue."""
 
-    def put(self, item: tuple[int, Delta] | BeholderError) -> None:
+    def give_to(self, take: Take | None) -> None:
+        """See `server.service.Generation`."""
+        self._take = take
+
+    def put(self, choice: int, delta: Delta) -> None:
         """Called by the dispatcher only."""
-        self._queue.put_nowait(item)
+        if self._take is not None and self._is_awaited and self._queue.empty():
+            try:
+                if self._take(choice, delta):
+                    return
+            except Exception as error:  # of one stream: those of the others go on
+                self.fail(error)
+                return
+        self._queue.put_nowait((choice, delta))
+
+    def fail(self, error: Exception) -> None:
+        """It cannot go on; called by the dispatcher only."""
+        self._queue.put_nowait(error)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         while self._open:
-            item = await self._queue.get()
-            if isinstance(item, BeholderError):
+            self._is_awaited = True
+            try:
+                item = await self._queue.get()
+            finally:
+                self._is_awaited = False
+            if isinstance(item, Exception):
                 self._open = 0
                 raise item
             if item[1].finish_reason is not None:

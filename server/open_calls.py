@@ -184,7 +184,7 @@ class OpenCalls:
             call, choice = found
             self._on_admission(delta.request_id, None)  # the engine's own word may take longer on its way
             if call.generation is not None and not call.cancelled:
-                call.generation.put((choice, delta))
+                call.generation.put(choice, delta)
             if delta.finish_reason is not None:
                 self._finish(delta.request_id)
 
@@ -212,7 +212,7 @@ class OpenCalls:
                 admission.set_exception(error)
                 admission.exception()
         if call.generation is not None:
-            call.generation.put(error)
+            call.generation.fail(error)
 
     def _fail_engine_calls(self, error: BeholderError, *, engine_lives: bool) -> None:
         """A living engine may read their pixels until it has reset: then their leases wait for that."""

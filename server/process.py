@@ -121,8 +121,9 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
     inbox = child.bind("server")
 
     def receive() -> None:  # the descriptor tells of a change only once: take all there is
-        while inbox.poll(0):
-            dispatcher.receive(inbox.recv())
+        with contextlib.suppress(zmq.Again):
+            while True:
+                dispatcher.receive(inbox.recv(zmq.NOBLOCK))
 
     loop.add_reader(inbox, receive)
     loop.call_soon(receive)

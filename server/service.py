@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from preprocess.wire import (
@@ -24,6 +24,9 @@ from preprocess.wire import (
     Segmenting,
     VideoPart,
 )
+
+Take = Callable[[int, Delta], bool]
+"""Does what its owner would do with a choice's next delta, if it can do so at once; whether it has."""
 
 
 class Generation(Protocol):
@@ -66,6 +69,11 @@ class Generation(Protocol):
 
         Raises:
             BeholderError: From the iterator, when the generation cannot go on (the engine died).
+        """
+
+    def give_to(self, take: Take | None) -> None:
+        """From now on deltas that come while the iterator is waited for may be given to `take`, before a task would
+        wake. Those that it takes do not come out of the iterator; what it raises does. None: no more.
         """
 
     def cancel(self) -> None:

@@ -1,15 +1,14 @@
-"""From an accepted call to its answer: runs the generation, counts it, and streams it as server-sent events or text.
+"""From an accepted call to its answer: runs the generation and counts it.
 
     start ──▶ submit (refusals are still status codes) ──▶ Answer ──▶ deltas ──▶ JSON | event stream | text
 
-Chat and captions differ only in what they make of the deltas.
+Chat and captions differ only in what they make of the deltas. Streams are in `server.routes.streaming`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -17,21 +16,14 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from preprocess.errors import BeholderError, ServiceError
+from preprocess.errors import ServiceError
 from preprocess.wire import Delta, ImageInfo, Usage
-from server.faults import error_body, internal_error, rejection
+from server.faults import rejection
 from server.intake import Call
-from server.routes.connection import ClientGone, Heartbeat, time_limit, while_connected
+from server.routes.connection import time_limit, while_connected
 from server.routes.context import Context
-from server.service import Generation
-
-HEARTBEAT_S = 10.0
-LAST_WORD_S = 5.0
-"""What a client that stopped reading gets to take the end of its stream."""
-_log = logging.getLogger("beholder.server")
+from server.service import Generation, Take
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -88,20 +80,24 @@ class Answer:
     ttft_ms: float | None = None
     images: list[ImageInfo] = field(default_factory=list)
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def deltas(self, take: Take | None = None) -> AsyncGenerator[tuple[int, Delta], None]:
         """All deltas with their choice. Close it when leaving early.
+
+        Args:
+            take: See `server.service.Generation.give_to`; it calls `count`. What it takes is not given here.
 
         Raises:
             BeholderError: The generation failed.
         """
         metrics = self.context.metrics
+        self.generation.give_to(take)
         try:
             async for index, delta in self.generation:
                 if delta.error is not None:
                     raise rejection(delta.error)
                 if delta.finish_reason in {"abort", "error"}:
                     raise ServiceError("The generation was ended by the server; send it again.", code="aborted")
-                self._count(index, delta)
+                self.count(index, delta)
                 yield index, delta
             if self._num_unfinished:
                 raise ServiceError("The generation stopped before its end; send it again.", code="aborted")
@@ -113,6 +109,7 @@ class Answer:
             raise
         finally:
             self.generation.cancel()
+            self.generation.give_to(None)  # it holds what holds this: nobody waits for the garbage collector
 
     def usage(self) -> Usage:
         """The usage of all choices: a prompt that they share is counted once, times are those of the slowest."""
@@ -164,7 +161,8 @@ class Answer:
     def _num_unfinished(self) -> int:
         return sum(not choice.finished for choice in self.choices)
 
-    def _count(self, index: int, delta: Delta) -> None:
+    def count(self, index: int, delta: Delta) -> None:
+        """Note what has come of a choice."""
         now = time.monotonic()
         choice = self.choices[index]
         metrics = self.context.metrics
@@ -209,73 +207,6 @@ async def start(context: Context, request: Request, call: Call, arrival: Arrival
     num_choices = len(generation.branches) if call.questions else len(generation.segments) or call.n
     choices = [Choice(0.0) for _ in range(num_choices)]
     return Answer(context, arrival, generation, choices, images=list(generation.images))
-
-
-class Stream(Response):
-    """Response that sends pieces as they come, and stops the generation when the client leaves.
-
-    In an event stream a failure becomes a last event ``data: {"error": …}`` without ``[DONE]``, since clients take a
-    cut stream for a whole answer. Plain text has no such word: there the connection is cut, and HTTP's chunks tell.
-
-    Args:
-        answer: What is streamed.
-        pieces: The stream's bytes, made from `answer.deltas`.
-        media_type: ``text/event-stream`` or plain text.
-    """
-
-    def __init__(
-        self, answer: Answer, pieces: AsyncGenerator[bytes, None], media_type: str = "text/event-stream"
-    ) -> None:
-        self.status_code = 200
-        self.media_type = media_type
-        self.background = None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._answer = answer
-        self._pieces = pieces
-        self._is_events = media_type == "text/event-stream"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything; return early when the client leaves."""
-        try:
-            with contextlib.suppress(ClientGone):
-                await while_connected(receive, self._send_all(scope, send))
-        finally:
-            self._answer.generation.cancel()
-
-    async def _send_all(self, scope: Scope, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        heartbeat = Heartbeat(lambda: _send_piece(send, b": ping\n\n"), HEARTBEAT_S)
-        beating = asyncio.ensure_future(heartbeat.run()) if self._is_events else None
-        failure: BeholderError | None = None
-        try:
-            async with self._answer.arrival.time_limit(), contextlib.aclosing(self._pieces):
-                async for piece in self._pieces:
-                    await _send_piece(send, piece)
-                    heartbeat.sent()
-        except BeholderError as error:
-            failure = error
-        except Exception:
-            request_id = scope["state"]["request_id"]
-            _log.exception("request %s: the stream failed", request_id)
-            failure = internal_error(request_id)
-        finally:
-            if beating is not None:
-                beating.cancel()
-        if failure is not None:
-            self._answer.context.metrics.refused(failure)
-            if not self._is_events:
-                return  # without its last message the response is cut
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                if failure is not None:
-                    await _send_piece(send, b"data: " + error_body(failure) + b"\n\n")
-                await send({"type": "http.response.body", "body": b""})
-        except TimeoutError:
-            return  # it reads no more: cut the connection
-
-
-async def _send_piece(send: Send, piece: bytes) -> None:
-    await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 async def collect(request: Request, answer: Answer, on_delta: Callable[[int, Delta], object]) -> None:

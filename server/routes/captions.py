@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncGenerator
 from typing import Final, Literal
 
 import msgspec
@@ -22,11 +21,12 @@ from preprocess.wire import ClipInfo, Delta, ImageInfo
 from server.intake import Call, caption_call, caption_from_json, caption_from_text
 from server.json_body import read_json
 from server.request_models import CaptionRequest
-from server.routes.answering import Answer, Arrival, Stream, Timings, collect, start
+from server.routes.answering import Answer, Arrival, Timings, collect, start
 from server.routes.chat import CompletionUsage, completion_usage
 from server.routes.connection import body_chunks, read_body
 from server.routes.context import Context
 from server.routes.form import Form, read_form
+from server.routes.streaming import DONE, Stream
 from server.routes.timed_captions import timed_captions
 
 _PLACE: Final = re.compile(r"messages\[0\]\.content\[(\d+)\]")
@@ -78,8 +78,8 @@ def router(context: Context) -> APIRouter:
             return await timed_captions(caption_id, request, call, answer)
         if call.stream:
             if call.format == "text":
-                return Stream(answer, _text_pieces(answer), "text/plain")
-            return Stream(answer, _events(caption_id, answer))
+                return Stream(answer, _Text(), "text/plain")
+            return Stream(answer, _Events(caption_id, answer))
         return await _whole(caption_id, request, call, answer)
 
     routes.add_route("/v1/captions", create_caption, methods=["POST"])
@@ -159,31 +159,51 @@ async def _whole(caption_id: str, request: Request, call: Call, answer: Answer) 
     )
 
 
-async def _events(caption_id: str, answer: Answer) -> AsyncGenerator[bytes, None]:
-    encode = msgspec.json.Encoder().encode
-    created, model = answer.arrival.unix_s, answer.context.settings.model_name
-    texts: list[str] = []
-    finish_reason = ""
-    async with contextlib.aclosing(answer.deltas()) as deltas:
-        async for _, delta in deltas:
-            if delta.text:
-                texts.append(delta.text)
-                yield (
-                    b"data: "
-                    + encode(CaptionChunk(id=caption_id, created=created, model=model, text=delta.text))
-                    + b"\n\n"
-                )
-            finish_reason = delta.finish_reason or finish_reason
-    yield b"data: " + encode(_caption(caption_id, answer, "".join(texts), finish_reason)) + b"\n\n"
-    yield b"data: [DONE]\n\n"
+class _Events:
+    """A caption as events; see `server.routes.streaming.Told`."""
+
+    def __init__(self, caption_id: str, answer: Answer) -> None:
+        self._id = caption_id
+        self._answer = answer
+        self._encode = msgspec.json.Encoder().encode
+        self._texts: list[str] = []
+        self._finish_reason = ""
+
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def add(self, index: int, delta: Delta) -> bytes:
+        """The new text."""
+        self._finish_reason = delta.finish_reason or self._finish_reason
+        if not delta.text:
+            return b""
+        self._texts.append(delta.text)
+        created, model = self._answer.arrival.unix_s, self._answer.context.settings.model_name
+        return self._event(CaptionChunk(id=self._id, created=created, model=model, text=delta.text))
+
+    def end(self) -> bytes:
+        """The whole."""
+        return self._event(_caption(self._id, self._answer, "".join(self._texts), self._finish_reason)) + DONE
+
+    def _event(self, what: CaptionChunk | Caption) -> bytes:
+        return b"data: " + self._encode(what) + b"\n\n"
 
 
-async def _text_pieces(answer: Answer) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(answer.deltas()) as deltas:
-        async for _, delta in deltas:
-            if delta.text:
-                yield delta.text.encode("utf-8", "replace")
-    yield b"\n"
+class _Text:
+    """The text alone; see `server.routes.streaming.Told`."""
+
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def add(self, index: int, delta: Delta) -> bytes:
+        """The new text."""
+        return delta.text.encode("utf-8", "replace")
+
+    def end(self) -> bytes:
+        """A line's."""
+        return b"\n"
 
 
 def _caption(caption_id: str, answer: Answer, text: str, finish_reason: str) -> Caption:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import msgspec
@@ -15,8 +13,9 @@ from starlette.responses import Response
 from preprocess.wire import Delta, DeltaLogprob
 from server.intake import Call, chat_call
 from server.json_body import read_json
-from server.routes.answering import Answer, Arrival, MediaTokens, Stream, collect, start
+from server.routes.answering import Answer, Arrival, MediaTokens, collect, start
 from server.routes.context import Context
+from server.routes.streaming import DONE, Stream
 from server.tool_calls import ToolCallParser
 from server.tool_models import ToolCallDelta, ToolCallOut
 
@@ -152,7 +151,7 @@ def router(context: Context) -> APIRouter:
         answer = await start(context, request, call, arrival)
         completion_id = f"chatcmpl-{secrets.token_hex(12)}"
         if call.stream:
-            return Stream(answer, _events(completion_id, call, answer))
+            return Stream(answer, _Events(completion_id, call, answer))
         return await _whole(completion_id, request, call, answer)
 
     routes.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
@@ -193,46 +192,53 @@ async def _whole(completion_id: str, request: Request, call: Call, answer: Answe
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _events(completion_id: str, call: Call, answer: Answer) -> AsyncGenerator[bytes, None]:
-    encode = msgspec.json.Encoder().encode
-    created = answer.arrival.unix_s
-    model = answer.context.settings.model_name
-    no_usage = None if call.include_usage else msgspec.UNSET
+class _Events:
+    """A chat as events; see `server.routes.streaming.Told`."""
 
-    def event(choices: list[ChunkChoice], usage: Any = no_usage) -> bytes:
-        return (
-            b"data: "
-            + encode(Chunk(id=completion_id, created=created, model=model, choices=choices, usage=usage))
-            + b"\n\n"
-        )
+    def __init__(self, completion_id: str, call: Call, answer: Answer) -> None:
+        self._id = completion_id
+        self._call = call
+        self._answer = answer
+        self._encode = msgspec.json.Encoder().encode
+        self._created = answer.arrival.unix_s
+        self._model = answer.context.settings.model_name
+        self._no_usage: Any = None if call.include_usage else msgspec.UNSET
+        self._parsers = [
+            ToolCallParser(call.tool_names, call.max_calls) for _ in range(call.n if call.tool_names else 0)
+        ]
 
-    parsers = [ToolCallParser(call.tool_names, call.max_calls) for _ in range(call.n)] if call.tool_names else []
-    for index in range(call.n):
-        yield event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
-    async with contextlib.aclosing(answer.deltas()) as deltas:
-        async for index, delta in deltas:
-            logprobs = Logprobs(list(map(_token_logprob, delta.logprobs))) if delta.logprobs else None
-            token_ids = delta.token_ids if call.return_token_ids and delta.token_ids else msgspec.UNSET
-            finish_reason: str | None = delta.finish_reason
-            changes = [ChunkDelta(content=delta.text)] if delta.text or logprobs or token_ids else []
-            if parsers:
-                changes = _changes(parsers[index], delta)
-                if not changes and (logprobs or token_ids):
-                    changes = [ChunkDelta(content="")]
-                if finish_reason == "stop" and parsers[index].calls:
-                    finish_reason = "tool_calls"
-            for place, change in enumerate(changes):
-                if place:
-                    yield event([ChunkChoice(index, change)])
-                else:
-                    yield event([ChunkChoice(index, change, logprobs, token_ids=token_ids)])
-            if finish_reason is not None:
-                yield event(
-                    [ChunkChoice(index, ChunkDelta(), finish_reason=finish_reason, stop_reason=delta.stop_reason)]
-                )
-    if call.include_usage:
-        yield event([], completion_usage(answer))
-    yield b"data: [DONE]\n\n"
+    def begin(self) -> bytes:
+        """Every choice's role."""
+        role = ChunkDelta(role="assistant", content="")
+        return b"".join(self._event([ChunkChoice(index, role)], self._no_usage) for index in range(self._call.n))
+
+    def add(self, index: int, delta: Delta) -> bytes:
+        """What is new, and the end."""
+        logprobs = Logprobs(list(map(_token_logprob, delta.logprobs))) if delta.logprobs else None
+        token_ids = delta.token_ids if self._call.return_token_ids and delta.token_ids else msgspec.UNSET
+        finish_reason: str | None = delta.finish_reason
+        changes = [ChunkDelta(content=delta.text)] if delta.text or logprobs or token_ids else []
+        if self._parsers:
+            changes = _changes(self._parsers[index], delta)
+            if not changes and (logprobs or token_ids):
+                changes = [ChunkDelta(content="")]
+            if finish_reason == "stop" and self._parsers[index].calls:
+                finish_reason = "tool_calls"
+        choices = [
+            ChunkChoice(index, change) if place else ChunkChoice(index, change, logprobs, token_ids=token_ids)
+            for place, change in enumerate(changes)
+        ]
+        if finish_reason is not None:
+            choices.append(ChunkChoice(index, ChunkDelta(), finish_reason=finish_reason, stop_reason=delta.stop_reason))
+        return b"".join([self._event([choice], self._no_usage) for choice in choices])
+
+    def end(self) -> bytes:
+        """The usage, if it was asked for."""
+        return (self._event([], completion_usage(self._answer)) if self._call.include_usage else b"") + DONE
+
+    def _event(self, choices: list[ChunkChoice], usage: Any) -> bytes:
+        chunk = Chunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+        return b"data: " + self._encode(chunk) + b"\n\n"
 
 
 def _changes(parser: ToolCallParser, delta: Delta) -> list[ChunkDelta]:

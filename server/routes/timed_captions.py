@@ -5,8 +5,6 @@ A stream gives each part as soon as it and all before it are ready, so that a pl
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator
 from typing import Final, Literal
 
 import msgspec
@@ -15,8 +13,9 @@ from starlette.responses import Response
 
 from preprocess.wire import ClipInfo, Delta
 from server.intake import Call
-from server.routes.answering import Answer, Stream, Timings, collect
+from server.routes.answering import Answer, Timings, collect
 from server.routes.chat import CompletionUsage, completion_usage
+from server.routes.streaming import DONE, Stream
 from server.subtitles import Cue, SubtitleFile
 
 _MEDIA_TYPES: Final = {"srt": "application/x-subrip", "vtt": "text/vtt"}
@@ -90,9 +89,9 @@ class _Parts:
 async def timed_captions(caption_id: str, request: Request, call: Call, answer: Answer) -> Response:
     """Run all parts and answer in the format that was asked for."""
     if call.stream and call.format == "timed_json":
-        return Stream(answer, _events(caption_id, answer))
+        return Stream(answer, _Events(caption_id, answer))
     if call.stream:
-        return Stream(answer, _pieces(call, answer), _MEDIA_TYPES[call.format])
+        return Stream(answer, _FilePieces(call, answer), _MEDIA_TYPES[call.format])
     parts = _Parts(answer)
     await collect(request, answer, parts.add)
     if call.format == "timed_json":
@@ -105,24 +104,45 @@ def _file(call: Call) -> SubtitleFile:
     return SubtitleFile("srt" if call.format == "srt" else "vtt")
 
 
-async def _events(caption_id: str, answer: Answer) -> AsyncGenerator[bytes, None]:
-    """Each part, then the whole."""
-    parts = _Parts(answer)
-    async with contextlib.aclosing(answer.deltas()) as deltas:
-        async for index, delta in deltas:
-            for cue in parts.add(index, delta):
-                yield b"data: " + msgspec.json.encode(cue) + b"\n\n"
-    yield b"data: " + msgspec.json.encode(parts.whole(caption_id)) + b"\n\n"
-    yield b"data: [DONE]\n\n"
+class _Events:
+    """Each part, then the whole; see `server.routes.streaming.Told`."""
+
+    def __init__(self, caption_id: str, answer: Answer) -> None:
+        self._id = caption_id
+        self._parts = _Parts(answer)
+
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def add(self, index: int, delta: Delta) -> bytes:
+        """Parts that have become ready."""
+        return b"".join(map(_event, self._parts.add(index, delta)))
+
+    def end(self) -> bytes:
+        """The whole."""
+        return _event(self._parts.whole(self._id)) + DONE
 
 
-async def _pieces(call: Call, answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The file as it grows."""
-    parts, file = _Parts(answer), _file(call)
-    if file.head:
-        yield file.head.encode()
-    async with contextlib.aclosing(answer.deltas()) as deltas:
-        async for index, delta in deltas:
-            piece = "".join(map(file.add, parts.add(index, delta)))
-            if piece:
-                yield piece.encode("utf-8", "replace")
+class _FilePieces:
+    """The file as it grows; see `server.routes.streaming.Told`."""
+
+    def __init__(self, call: Call, answer: Answer) -> None:
+        self._parts = _Parts(answer)
+        self._file = _file(call)
+
+    def begin(self) -> bytes:
+        """What stands before all parts."""
+        return self._file.head.encode()
+
+    def add(self, index: int, delta: Delta) -> bytes:
+        """Parts that have become ready."""
+        return "".join(map(self._file.add, self._parts.add(index, delta))).encode("utf-8", "replace")
+
+    def end(self) -> bytes:
+        """Nothing."""
+        return b""
+
+
+def _event(what: TimedCaption | TimedCaptions) -> bytes:
+    return b"data: " + msgspec.json.encode(what) + b"\n\n"

@@ -32,6 +32,8 @@ from preprocess.wire import (
     VideoPart,
 )
 from server.app import create_app
+from server.http_connection import HttpConnection
+from server.service import Take
 from server.settings import Settings
 
 WORDS = ("A ", "small ", "red ", "square ", "on ", "white.")
@@ -61,6 +63,11 @@ class ScriptedGeneration:
     num_said: int = 0
     ended: bool = False
     held: bool = False
+    take: Take | None = None
+    num_taken: int = 0
+
+    def give_to(self, take: Take | None) -> None:
+        self.take = take
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         words = self.service.words[: self.options.max_tokens]
@@ -78,17 +85,18 @@ class ScriptedGeneration:
                 self.num_said += 1
                 last = i == len(words) - 1
                 length = self.options.max_tokens is not None and self.options.max_tokens <= len(self.service.words)
-                yield (
-                    choice,
-                    Delta(
-                        f"r.{choice}",
-                        word,
-                        [100 + i],
-                        self._logprobs(word),
-                        finish_reason=("length" if length else "stop") if last else None,
-                        usage=usage(len(words)) if last else None,
-                    ),
+                delta = Delta(
+                    f"r.{choice}",
+                    word,
+                    [100 + i],
+                    self._logprobs(word),
+                    finish_reason=("length" if length else "stop") if last else None,
+                    usage=usage(len(words)) if last else None,
                 )
+                if self.take is not None and self.take(choice, delta):
+                    self.num_taken += 1
+                else:
+                    yield choice, delta
         self.ended = True
 
     def _logprobs(self, word: str) -> list[DeltaLogprob]:
@@ -256,7 +264,7 @@ def serve_app() -> Iterator[Callable[[FastAPI], Served]]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def serve(app: FastAPI) -> Served:
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, http=HttpConnection, log_level="critical", ws="none"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         assert eventually(lambda: server.started), "the server did not start"

@@ -16,7 +16,7 @@ import pytest
 from serving import PATIENCE_S
 
 from server.app import create_app
-from server.routes import answering
+from server.routes import streaming
 
 QUESTION = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -110,7 +110,7 @@ def test_a_finished_answer_is_not_cancelled(served, service):
 
 
 def test_a_quiet_stream_gets_pings_that_clients_ignore(served, service, monkeypatch):
-    monkeypatch.setattr(answering, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.05)
     service.held_after, service.words = 1, ("a", "b")
     text = ""
     started = time.monotonic()
@@ -212,7 +212,7 @@ def test_bodies_on_their_way_are_bounded_together(served, app, service, eventual
 def test_a_stream_whose_client_reads_nothing_ends_with_its_time(
     app, service, settings, serve_app, eventually, monkeypatch
 ):
-    monkeypatch.setattr(answering, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(streaming, "LAST_WORD_S", 0.1)
     hurried = msgspec.structs.replace(settings, request_timeout_s=0.5)
     served = serve_app(create_app(hurried, service))
     service.words = ("x" * 4096,) * 100_000

@@ -570,3 +570,97 @@ def test_a_clip_that_kills_its_worker_is_called_a_clip(reason: str, code: str, s
         assert caught.value.message.startswith(says)
 
     run(story)
+
+
+# ---- deltas that are taken where they come ---------------------------------------------------------------------------
+
+
+class Taker:
+    """What was taken of one generation, and by whom: `at_once` or by iterating."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.at_once: list[str] = []
+        self.all: list[str] = []
+        self.is_willing = True
+        self.pause = asyncio.Event()
+        self.pause.set()
+        generation.give_to(self._take)
+        self.task = asyncio.ensure_future(self._iterate(generation))
+
+    def _take(self, choice: int, delta: Delta) -> bool:
+        if not self.is_willing:
+            return False
+        if delta.text == "broken":
+            raise ValueError(delta.text)
+        self.at_once.append(delta.text)
+        self.all.append(delta.text)
+        return True
+
+    async def _iterate(self, generation: Generation) -> None:
+        async for _, delta in generation:
+            self.all.append(delta.text)
+            await self.pause.wait()
+
+
+async def several(scripted: Scripted, count: int) -> tuple[list[Taker], list[str]]:
+    takers = []
+    for _ in range(count):
+        takers.append(Taker(await started(scripted)))
+        await settle()
+    return takers, [request.request_id for request in scripted.requests()]
+
+
+def test_the_deltas_of_a_step_are_all_taken_before_the_message_is_done_with() -> None:
+    async def story(scripted: Scripted) -> None:
+        takers, ids = await several(scripted, 2)
+        scripted.tell(Deltas([Delta(request_id, "a ", [5]) for request_id in ids]))
+        assert [taker.at_once for taker in takers] == [["a "], ["a "]]
+        for taker in takers:
+            taker.is_willing = False
+        scripted.tell(*map(done, ids))
+        await asyncio.gather(*(taker.task for taker in takers))
+        assert [taker.all for taker in takers] == [["a ", ""], ["a ", ""]]
+
+    run(story)
+
+
+def test_what_is_not_taken_is_overtaken_by_nothing() -> None:
+    async def story(scripted: Scripted) -> None:
+        (taker,), (request_id,) = await several(scripted, 1)
+
+        def tell(text: str) -> None:
+            scripted.tell(Deltas([Delta(request_id, text, [5])]))
+
+        tell("at once ")
+        taker.is_willing = False
+        taker.pause.clear()
+        tell("late ")
+        taker.is_willing = True
+        tell("behind it ")  # in the queue is one already
+        await settle()
+        tell("while that is under way ")
+        await settle()
+        taker.pause.set()
+        await settle()
+        tell("at once again")
+        assert taker.all == ["at once ", "late ", "behind it ", "while that is under way ", "at once again"]
+        assert taker.at_once == ["at once ", "at once again"]
+        taker.is_willing = False
+        scripted.tell(done(request_id))
+        await taker.task
+
+    run(story)
+
+
+def test_a_delta_that_cannot_be_taken_ends_its_own_generation_alone() -> None:
+    async def story(scripted: Scripted) -> None:
+        (broken, other), ids = await several(scripted, 2)
+        scripted.tell(Deltas([Delta(ids[0], "broken", [5]), Delta(ids[1], "a cat", [5])]))
+        assert other.at_once == ["a cat"]
+        with pytest.raises(ValueError, match="broken"):
+            await broken.task
+        other.is_willing = False
+        scripted.tell(*map(done, ids))
+        await other.task
+
+    run(story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import select
 import socket
@@ -121,3 +122,21 @@ def test_a_large_body_is_read_in_pieces_so_that_others_get_their_turn(
         assert connection.recv(1024).startswith(b"HTTP/1.1 400 ")
     assert sum(sizes) == len(head + body)
     assert max(sizes) <= READ_BYTES
+
+
+def test_a_connection_that_has_ended_needs_no_garbage_collector(port: int, eventually) -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],"stream":true}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    gc.collect()
+    gc.disable()
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(head + body)
+            connection.settimeout(PATIENCE_S)
+            response = b""
+            while not response.endswith(b"0\r\n\r\n"):
+                response += connection.recv(65536)
+        assert b"[DONE]" in response
+        assert eventually(lambda: not any(type(each) is HttpConnection for each in gc.get_objects()))
+    finally:
+        gc.enable()
