@@ -26,6 +26,9 @@ from server.stream.websocket import WebSocketProtocol, log_no_faults_of_clients
 
 MAX_WAITING_BYTES = 512 << 20
 """Encoded pictures that may wait for a worker, all requests together."""
+COPIED_BYTES = 256 << 10
+"""Pictures up to this size are copied into their message, for which they take no longer. What is not copied is given
+back later by a thread of pyzmq's, which would take Python's lock from those who write to streams."""
 CANCEL_AFTER_GRACE_S = 2
 """What streams get to send their error after the grace time has ended them."""
 
@@ -50,7 +53,8 @@ def _dispatcher(child: Child, settings: Settings) -> Dispatcher:
     def send(name: str, *frames: bytes) -> None:
         if name not in links:
             links[name] = push_socket(child.context, child.boot.socket_folder, name)
-        links[name].send_multipart(frames, copy=False)  # small frames are copied all the same
+            links[name].copy_threshold = COPIED_BYTES
+        links[name].send_multipart(frames, copy=False)
 
     return Dispatcher(
         send,
