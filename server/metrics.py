@@ -5,14 +5,17 @@ Two sources: routes observe requests here as they go; the engine's own report (`
 
 from __future__ import annotations
 
+import itertools
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Delta, FinishReason
@@ -64,7 +67,8 @@ class Metrics:
             return Counter(name, text, ["model_name", label], registry=self.registry)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _LATENCY_S)
-        self._itl = histogram("vllm:inter_token_latency_seconds", "Time between tokens of a choice.", _TOKEN_S)
+        self._itl = _TokenGaps(self._labels)
+        self.registry.register(self._itl)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_S)
         self._queue = histogram("vllm:request_queue_time_seconds", "Time waiting in the engine.", _LATENCY_S)
         self._prefill = histogram("vllm:request_prefill_time_seconds", "Time in prefill.", _LATENCY_S)
@@ -118,8 +122,7 @@ class Metrics:
 
     def tokens(self, seconds: float, num_tokens: int) -> None:
         """A choice got `num_tokens` more, `seconds` after its last ones."""
-        for _ in range(num_tokens):
-            self._itl.observe(seconds / num_tokens)
+        self._itl.add(seconds, num_tokens)
 
     def choice_finished(self, delta: Delta, arrival_s: float) -> None:
         """A choice ended with this delta."""
@@ -137,6 +140,30 @@ class Metrics:
     def finished(self, reason: FinishReason, num_choices: int = 1) -> None:
         """Choices ended for this reason."""
         self._success.labels(finished_reason=reason, **self._labels).inc(num_choices)
+
+
+class _TokenGaps(Collector):
+    """The histogram that every token is counted in: a tenth of the time of prometheus_client's, which locks."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._labels = labels
+        self._counts = [0] * (len(_TOKEN_S) + 1)  # one more is for all that are longer
+        self._sum_s = 0.0
+
+    def add(self, seconds: float, num_tokens: int) -> None:
+        """So many came at once, so long after those before."""
+        self._counts[bisect_left(_TOKEN_S, seconds / num_tokens)] += num_tokens
+        self._sum_s += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        """All buckets, each with those below it."""
+        family = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Time between tokens of a choice.", labels=list(self._labels)
+        )
+        bounds = [*map(floatToGoString, _TOKEN_S), "+Inf"]
+        buckets = list(zip(bounds, itertools.accumulate(self._counts), strict=True))
+        family.add_metric(list(self._labels.values()), buckets, self._sum_s)
+        yield family
 
 
 class _ServiceCollector(Collector):

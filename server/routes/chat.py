@@ -206,14 +206,24 @@ class _Events:
         self._parsers = [
             ToolCallParser(call.tool_names, call.max_calls) for _ in range(call.n if call.tool_names else 0)
         ]
+        self._around: list[tuple[bytes, bytes]] | None = None
+        """What stands before and behind the text of an event that brings nothing else, by choice: nearly all are such,
+        and what is the same in all of them is encoded once."""
+        if not self._parsers and not call.return_token_ids:
+            nothing = "\0"
+            events = [self._event([ChunkChoice(index, ChunkDelta(content=nothing))]) for index in range(call.n)]
+            self._around = [(head, tail) for head, _, tail in (e.partition(self._encode(nothing)) for e in events)]
 
     def begin(self) -> bytes:
         """Every choice's role."""
         role = ChunkDelta(role="assistant", content="")
-        return b"".join(self._event([ChunkChoice(index, role)], self._no_usage) for index in range(self._call.n))
+        return b"".join(self._event([ChunkChoice(index, role)]) for index in range(self._call.n))
 
     def add(self, index: int, delta: Delta) -> bytes:
         """What is new, and the end."""
+        if self._around is not None and delta.text and delta.finish_reason is None and not delta.logprobs:
+            head, tail = self._around[index]
+            return head + self._encode(delta.text) + tail
         logprobs = Logprobs(list(map(_token_logprob, delta.logprobs))) if delta.logprobs else None
         token_ids = delta.token_ids if self._call.return_token_ids and delta.token_ids else msgspec.UNSET
         finish_reason: str | None = delta.finish_reason
@@ -230,14 +240,15 @@ class _Events:
         ]
         if finish_reason is not None:
             choices.append(ChunkChoice(index, ChunkDelta(), finish_reason=finish_reason, stop_reason=delta.stop_reason))
-        return b"".join([self._event([choice], self._no_usage) for choice in choices])
+        return b"".join([self._event([choice]) for choice in choices])
 
     def end(self) -> bytes:
         """The usage, if it was asked for."""
         return (self._event([], completion_usage(self._answer)) if self._call.include_usage else b"") + DONE
 
-    def _event(self, choices: list[ChunkChoice], usage: Any) -> bytes:
-        chunk = Chunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _event(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> bytes:
+        shown: Any = usage or self._no_usage
+        chunk = Chunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=shown)
         return b"data: " + self._encode(chunk) + b"\n\n"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -159,14 +160,13 @@ class Heartbeat:
 
     def sent(self) -> None:
         """Something was sent just now."""
-        self._last_s = asyncio.get_running_loop().time()
+        self._last_s = time.monotonic()
 
     async def run(self) -> None:
         """Beats until cancelled."""
-        clock = asyncio.get_running_loop().time
         self.sent()
         while True:
-            quiet_s = clock() - self._last_s
+            quiet_s = time.monotonic() - self._last_s
             if quiet_s >= self._interval_s:
                 await self._beat()
                 self.sent()
