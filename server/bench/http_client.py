@@ -3,7 +3,8 @@
 A client that falls behind reads several events at once, and then tells its own pace as the server's: httpx takes 83 µs
 of a core an event, and a GPU's server sends 7,000 a second (docs/performance.md). So bytes are stamped and decoded
 where they are read, by `asyncio.BufferedProtocol`, a reader wakes once a read, and there is one timer a response: 18
-µs. Connections are kept for the next request.
+µs. What a reader does with a read takes longer than reading, so readers wake a few at a time, and between them all that
+has come is read and stamped. Connections are kept for the next request.
 
 The server is reached directly: no proxy, no redirects.
 """
@@ -26,6 +27,9 @@ TIMEOUT_S: Final = 600.0
 """How long a server may say nothing."""
 SHOWN_BYTES: Final = 500
 """Of the body of a refusal."""
+WOKEN_A_TURN: Final = 2
+"""Readers that wake before the sockets are looked at again, where few wait: a quarter of many do, since looking takes
+its time, too."""
 _BUFFER_BYTES: Final = 1 << 16
 
 
@@ -63,6 +67,7 @@ class HttpClient:
         lines = {"Host": parts.netloc, "Accept-Encoding": "identity", **(headers or {})}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
+        self._waking = _Waking()
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,7 +122,7 @@ class HttpClient:
             is_kept = bool(self._idle)
             connection = self._idle.pop() if is_kept else await self._connected()
             try:
-                response = connection.ask(request)
+                response = connection.ask(request, Response(self._waking))
                 await response.head()
                 return connection, response
             except _UnheardError:
@@ -143,12 +148,16 @@ class HttpClient:
 class Response:
     """One response: iterating tells `time.perf_counter` of each read, and what it added to the body.
 
+    Args:
+        waking: Of all readers of a client.
+
     Raises, in iterating:
         ConnectionError: It did not come to its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waking: _Waking) -> None:
         self._loop = asyncio.get_running_loop()
+        self._waking = waking
         self._parser = ResponseParser()
         self._pieces: deque[tuple[float, bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -230,8 +239,8 @@ class Response:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            self._waking.add(self._waiter)
 
     def _look(self) -> None:
         """One timer a response, not one a read."""
@@ -242,6 +251,29 @@ class Response:
             self.fail(ConnectionError(f"the server said nothing for {TIMEOUT_S:.0f} s"))
 
 
+class _Waking:
+    """Readers for whom something has come, in that order, a few in a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def add(self, waiter: asyncio.Future[None]) -> None:
+        """One that waits; it may stand in the line already."""
+        self._waiters.append(waiter)
+        if len(self._waiters) == 1:
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        for waiter in [self._waiters.popleft() for _ in range(self._num_woken())]:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._waiters:
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _num_woken(self) -> int:
+        return min(max(WOKEN_A_TURN, len(self._waiters) // 4), len(self._waiters))
+
+
 class _Connection(asyncio.BufferedProtocol):
     """One response at a time."""
 
@@ -250,9 +282,9 @@ class _Connection(asyncio.BufferedProtocol):
         self._response: Response | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
 
-    def ask(self, request: bytes) -> Response:
-        """Send a request."""
-        self._response = response = Response()
+    def ask(self, request: bytes, response: Response) -> Response:
+        """Send a request; `response` is told what comes."""
+        self._response = response
         if self._transport is None or self._transport.is_closing():
             response.end(None)
         else:

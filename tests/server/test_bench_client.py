@@ -15,6 +15,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import PATIENCE_S
 
 from server.bench import http_client
 from server.bench.chat import Answer, Chat
@@ -250,6 +251,53 @@ def test_times_are_of_arrival_even_if_the_reader_is_busy() -> None:
     times_s = with_host(host, slow)
     for sent_s, at, next_s in zip(host.sent_s[1:], times_s, host.sent_s[2:], strict=False):
         assert sent_s < at < next_s
+
+
+def test_what_comes_while_readers_are_told_of_theirs_is_stamped_before_all_of_them_are_done() -> None:
+    """Ten readers wake for what has come at once, and while the first is busy an eleventh's comes, too."""
+    asked, come, more, sent = (threading.Event() for _ in range(4))
+
+    def host(listener: socket.socket) -> None:
+        connections = {}
+        for _ in range(11):
+            connection, _ = listener.accept()
+            request = b""
+            while not request.endswith(b"}"):
+                request += connection.recv(65536)
+            connections[b"late" in request, connection.fileno()] = connection
+        *early, late = [connections[key] for key in sorted(connections)]
+        asked.set()
+        for connection in early:
+            connection.sendall(HEAD + chunk(SAID) + END)
+        come.set()
+        more.wait(PATIENCE_S)
+        late.sendall(HEAD + chunk(SAID) + END)
+        sent.set()
+
+    async def read(chat: Chat, name: str) -> tuple[float, float]:
+        """When it came and when its reader had done with it."""
+        times_s = []
+        async for now_s in chat.events([{"role": "user", "content": name}], 4):
+            times_s.append(now_s)
+            if not more.is_set():
+                more.set()
+                sent.wait(PATIENCE_S)
+        return times_s[0], time.perf_counter()
+
+    async def all_times(url: str) -> list[tuple[float, float]]:
+        async with Chat.with_server(url, model="a") as chat:
+            readers = [asyncio.ensure_future(read(chat, name)) for name in [*map(str, range(10)), "late"]]
+            while not asked.is_set():
+                await asyncio.sleep(0.001)
+            come.wait(PATIENCE_S)  # nobody reads meanwhile
+            return await asyncio.gather(*readers)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=host, args=(listener,), daemon=True)
+        thread.start()
+        *early, (stamped_s, _) = asyncio.run(all_times(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        thread.join()
+    assert sum(done_s > stamped_s for _, done_s in early) >= len(early) - 2 * http_client.WOKEN_A_TURN
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------
