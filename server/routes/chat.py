@@ -206,13 +206,7 @@ class _Events:
         self._parsers = [
             ToolCallParser(call.tool_names, call.max_calls) for _ in range(call.n if call.tool_names else 0)
         ]
-        self._around: list[tuple[bytes, bytes]] | None = None
-        """What stands before and behind the text of an event that brings nothing else, by choice: nearly all are such,
-        and what is the same in all of them is encoded once."""
-        if not self._parsers and not call.return_token_ids:
-            nothing = "\0"
-            events = [self._event([ChunkChoice(index, ChunkDelta(content=nothing))]) for index in range(call.n)]
-            self._around = [(head, tail) for head, _, tail in (e.partition(self._encode(nothing)) for e in events)]
+        self._usual = [] if self._parsers else [self._usual_parts(index) for index in range(call.n)]
 
     def begin(self) -> bytes:
         """Every choice's role."""
@@ -221,9 +215,10 @@ class _Events:
 
     def add(self, index: int, delta: Delta) -> bytes:
         """What is new, and the end."""
-        if self._around is not None and delta.text and delta.finish_reason is None and not delta.logprobs:
-            head, tail = self._around[index]
-            return head + self._encode(delta.text) + tail
+        if self._usual and delta.text and delta.token_ids and delta.finish_reason is None and not delta.logprobs:
+            before, between, after = self._usual[index]
+            ids = self._encode(delta.token_ids) if self._call.return_token_ids else b""
+            return before + self._encode(delta.text) + between + ids + after
         logprobs = Logprobs(list(map(_token_logprob, delta.logprobs))) if delta.logprobs else None
         token_ids = delta.token_ids if self._call.return_token_ids and delta.token_ids else msgspec.UNSET
         finish_reason: str | None = delta.finish_reason
@@ -245,6 +240,17 @@ class _Events:
     def end(self) -> bytes:
         """The usage, if it was asked for."""
         return (self._event([], completion_usage(self._answer)) if self._call.include_usage else b"") + DONE
+
+    def _usual_parts(self, index: int) -> tuple[bytes, bytes, bytes]:
+        """What stands before the text of an event that tells nothing else, between it and the ids, and behind these:
+        nearly all events are such, and what is the same in all of them is encoded once.
+        """
+        text, ids = "\0", [0]
+        shown_ids = ids if self._call.return_token_ids else msgspec.UNSET
+        event = self._event([ChunkChoice(index, ChunkDelta(content=text), token_ids=shown_ids)])
+        before, _, rest = event.partition(self._encode(text))
+        between, _, after = rest.partition(self._encode(ids))
+        return before, between, after
 
     def _event(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> bytes:
         shown: Any = usage or self._no_usage

@@ -38,16 +38,19 @@ def test_what_is_written_at_once_is_what_asgi_would_send(served, service, client
     assert by_asgi.num_taken == 0
 
 
-def test_text_of_any_kind_is_what_was_said(served, service):
+@pytest.mark.parametrize("ids", [False, True])
+def test_text_of_any_kind_is_what_was_said(served, service, ids):
     service.words = ('"', "\\", "\0", "a\n\n", "\u2028", "ä", "\U0001f600", '\\u0000"', "end")
-    blocks = httpx.post(f"{served.url}/v1/chat/completions", json={**QUESTION, "n": 2}).text.split("\n\n")
+    asked = {"return_token_ids": True} if ids else {}
+    blocks = httpx.post(f"{served.url}/v1/chat/completions", json={**QUESTION, "n": 2, **asked}).text.split("\n\n")
     events = [json.loads(block.removeprefix("data: ")) for block in blocks if block not in ("", "data: [DONE]")]
     assert len({(event["id"], event["created"], event["model"], event["object"]) for event in events}) == 1
     for index in range(2):
         choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
         said = [choice["delta"]["content"] for choice in choices if "content" in choice["delta"]]
         assert tuple(said) == ("", *service.words)
-        assert {key for choice in choices[1:-2] for key in choice} == {"index", "delta", "logprobs", "finish_reason"}
+        told = [choice.get("token_ids") for choice in choices if "content" in choice["delta"]]
+        assert told == [None, *([100 + i] if ids else None for i in range(len(service.words)))]
 
 
 def test_a_client_that_knows_no_chunks_is_sent_none(served, service):
