@@ -123,7 +123,9 @@ def main(arguments: list[str]) -> int:
             }
         name_there = given.model if given.base_url else ""
         gc.collect()
-        gc.freeze()  # to go through all that was loaded takes the collector as long as many a gap
+        gc.freeze()  # to go through all that was loaded takes the collector as long as many a gap, and to look for
+        gc.disable()  # something in the times that are kept half a millisecond, once a second
+        stack.callback(gc.enable)
         for number in range(given.rounds):
             for name, url in sides.items():
                 found = asyncio.run(measure(url, scenario, sender, number, model=name_there, api_key=given.api_key))
