@@ -61,6 +61,8 @@ class OpenCalls:
         self.epoch = secrets.token_hex(6)
         self.draining = False
         self.on_drain: Callable[[float], None] = lambda _: None
+        self.on_step: Callable[[], None] = lambda: None
+        """Called when all that a step said has been handed on."""
         self.leases = LeaseTable(arena_size)
         self.children = Children(num_workers)
         self._queue = WorkerQueue(
@@ -187,6 +189,7 @@ class OpenCalls:
                 call.generation.put(choice, delta)
             if delta.finish_reason is not None:
                 self._finish(delta.request_id)
+        self.on_step()
 
     def _finish(self, engine_id: str) -> None:
         call, _ = self._by_engine_id.pop(engine_id)

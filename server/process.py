@@ -19,6 +19,7 @@ from preprocess.errors import BeholderError
 from preprocess.prepare import max_pixel_bytes_per_image, pixel_bytes_per_clip
 from server.app import create_app
 from server.dispatcher import Dispatcher
+from server.garbage import Garbage
 from server.http_connection import MAX_HEAD_BYTES, HttpConnection
 from server.routes import no_ui
 from server.settings import Settings
@@ -121,6 +122,7 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
 
     beat()
     dispatcher.on_drain = drain
+    dispatcher.on_step = Garbage().look
     dispatcher.children.on_use = child.uses
     inbox = child.bind("server")
 

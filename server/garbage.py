@@ -1,0 +1,30 @@
+"""When the server's process looks for garbage: right after a step's events have gone out, when the next are furthest
+away. Python would do so in the middle of anything, for half a millisecond and now and then for several, and a token of
+every stream would wait for it.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Final
+
+YOUNG_OBJECTS: Final = 700
+"""More of them than before are looked through: as many as Python waits for."""
+OLDER_EVERY: Final = 10
+"""Looks of which one goes through what has survived others, too; again Python's own number."""
+MOST_OBJECTS: Final = 10 * YOUNG_OBJECTS
+"""Python looks by itself where no step comes for so long; then no token waits. What is old is left to it."""
+
+
+class Garbage:
+    """Of this process. `look` is called after each step's events."""
+
+    def __init__(self) -> None:
+        gc.set_threshold(MOST_OBJECTS, *gc.get_threshold()[1:])
+        self._num_looks = 0
+
+    def look(self) -> None:
+        """If there may be some."""
+        if gc.get_count()[0] > YOUNG_OBJECTS:
+            self._num_looks += 1
+            gc.collect(0 if self._num_looks % OLDER_EVERY else 1)
