@@ -113,7 +113,7 @@ class Dispatcher(OpenCalls):
         try:
             prepared = await call.prepared
             assert isinstance(prepared, Prepared)
-            self._admit(call, prepared)
+            generation = self._admit(call, prepared)
             outcomes = await asyncio.gather(*call.admissions.values(), return_exceptions=True)
         except asyncio.CancelledError:
             self.cancel(call)
@@ -122,8 +122,7 @@ class Dispatcher(OpenCalls):
             if isinstance(outcome, BaseException):
                 self.cancel(call)
                 raise outcome
-        assert call.generation is not None
-        return call.generation
+        return generation
 
     async def look(self, data: bytes, reference: bytes = b"") -> Looked:
         """Have a preprocess worker compare a frame with an earlier one's thumbnail.

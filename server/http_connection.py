@@ -81,6 +81,9 @@ class HttpConnection(H11Protocol):
         """The connection is gone."""
         self._stop_watching()
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:  # of one that was reset, whom uvicorn's timer would keep
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, or has too long a head."""

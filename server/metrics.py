@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from preprocess.errors import BeholderError
 from preprocess.wire import Delta, FinishReason
@@ -143,10 +142,14 @@ class Metrics:
 
 
 class _TokenGaps(Collector):
-    """The histogram that every token is counted in: a tenth of the time of prometheus_client's, which locks."""
+    """The histogram that every token is counted in: a tenth of the time of prometheus_client's, which locks, and which
+    still says what a histogram's samples are.
+    """
 
     def __init__(self, labels: dict[str, str]) -> None:
-        self._labels = labels
+        name, text = "vllm:inter_token_latency_seconds", "Time between tokens of a choice."
+        self._empty = Histogram(name, text, list(labels), registry=None, buckets=_TOKEN_S)
+        self._empty.labels(**labels)
         self._counts = [0] * (len(_TOKEN_S) + 1)  # one more is for all that are longer
         self._sum_s = 0.0
 
@@ -156,14 +159,12 @@ class _TokenGaps(Collector):
         self._sum_s += seconds
 
     def collect(self) -> Iterable[Metric]:
-        """All buckets, each with those below it."""
-        family = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Time between tokens of a choice.", labels=list(self._labels)
-        )
-        bounds = [*map(floatToGoString, _TOKEN_S), "+Inf"]
-        buckets = list(zip(bounds, itertools.accumulate(self._counts), strict=True))
-        family.add_metric(list(self._labels.values()), buckets, self._sum_s)
-        yield family
+        """All buckets, each with those below it; how many there are; their sum; and since when."""
+        values: list[float] = [*itertools.accumulate(self._counts), sum(self._counts), self._sum_s]
+        for family in self._empty.collect():
+            filled = [sample._replace(value=value) for sample, value in zip(family.samples, values, strict=False)]
+            family.samples = filled + family.samples[len(values) :]
+            yield family
 
 
 class _ServiceCollector(Collector):

@@ -146,7 +146,7 @@ class OpenCalls:
 
     # ---- engine ------------------------------------------------------------------------------------------------------
 
-    def _admit(self, call: OpenCall, prepared: Prepared) -> None:
+    def _admit(self, call: OpenCall, prepared: Prepared) -> Generation:
         """Send one engine request a choice: the prefix cache computes their prompt once (segments have their own)."""
         try:
             self.children.refuse_if_down()
@@ -155,7 +155,8 @@ class OpenCalls:
             raise
         sequences = sequences_of(prepared, call.num_choices)
         call.num_choices = len(sequences)
-        call.generation = Generation(call.request_id, prepared, call.num_choices, functools.partial(self.cancel, call))
+        cancel = functools.partial(self.cancel, call)
+        call.generation = generation = Generation(call.request_id, prepared, call.num_choices, cancel)
         loop = asyncio.get_running_loop()
         for choice, sequence in enumerate(sequences):
             engine_id = f"{call.request_id}.{choice}"
@@ -163,6 +164,7 @@ class OpenCalls:
             call.unfinished[engine_id] = None
             self._by_engine_id[engine_id] = (call, choice)
             self._send("engine", msgspec.structs.replace(sequence, request_id=engine_id))
+        return generation
 
     def _on_admission(self, request_id: str, error: BeholderError | None) -> None:
         found = self._by_engine_id.get(request_id)
@@ -198,7 +200,10 @@ class OpenCalls:
             self._forget(call)
 
     def _forget(self, call: OpenCall) -> None:
-        """The last user of the call's pixels is done."""
+        """The last user of the call's pixels is done. The answer's may hold it, and with it the call: not the other way
+        round, or all that came with the request would stay until garbage is looked for.
+        """
+        call.generation = None
         if self._calls.pop(call.request_id, None) is not None:
             self.leases.release(call.lease)
             for engine_id in call.unfinished:
@@ -206,6 +211,7 @@ class OpenCalls:
 
     def _fail(self, call: OpenCall, error: BeholderError) -> None:
         """End a call whose remaining work is known to be gone."""
+        generation = call.generation
         self._forget(call)
         if not call.prepared.done():
             call.prepared.set_exception(error)
@@ -214,8 +220,8 @@ class OpenCalls:
             if not admission.done():
                 admission.set_exception(error)
                 admission.exception()
-        if call.generation is not None:
-            call.generation.fail(error)
+        if generation is not None:
+            generation.fail(error)
 
     def _fail_engine_calls(self, error: BeholderError, *, engine_lives: bool) -> None:
         """A living engine may read their pixels until it has reset: then their leases wait for that."""

@@ -127,9 +127,12 @@ async def _serve(child: Child, settings: Settings, dispatcher: Dispatcher) -> No
     inbox = child.bind("server")
 
     def receive() -> None:  # the descriptor tells of a change only once: take all there is
-        with contextlib.suppress(zmq.Again):
-            while True:
-                dispatcher.receive(inbox.recv(zmq.NOBLOCK))
+        while True:
+            try:
+                message = inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            dispatcher.receive(message)
 
     loop.add_reader(inbox, receive)
     loop.call_soon(receive)

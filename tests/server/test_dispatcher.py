@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -664,3 +666,34 @@ def test_a_delta_that_cannot_be_taken_ends_its_own_generation_alone() -> None:
         await other.task
 
     run(story)
+
+
+# ---- what a request leaves -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_request_leaves_no_garbage(leaves: bool) -> None:
+    async def heard(generation: Generation) -> None:
+        async for _ in generation:
+            pass
+
+    async def story(scripted: Scripted) -> None:
+        generation = await started(scripted)
+        left = weakref.ref(generation)
+        hearing = asyncio.ensure_future(heard(generation))
+        await settle()
+        if leaves:
+            hearing.cancel()
+            generation.cancel()
+        del generation
+        scripted.tell(done(scripted.requests()[-1].request_id))
+        await asyncio.wait([hearing])
+        del hearing
+        await settle()
+        assert left() is None
+
+    gc.disable()
+    try:
+        run(story)
+    finally:
+        gc.enable()

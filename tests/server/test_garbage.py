@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import msgspec
@@ -28,6 +29,14 @@ def looks() -> Iterator[list[int]]:
     yield found
     gc.callbacks.remove(note)
     gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+class Itself:
+    """Holds itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
 def rubbish(count: int) -> None:
@@ -47,6 +56,7 @@ def test_garbage_is_looked_for_after_a_step_and_not_amid_other_work(looks: list[
         max_waiting_bytes=1,
     )
     dispatcher.on_step = Garbage().look
+    looks.clear()
     rubbish(2 * YOUNG_OBJECTS)
     assert looks == []
     dispatcher.receive(msgspec.msgpack.encode(Deltas([])))
@@ -57,13 +67,36 @@ def test_garbage_is_looked_for_after_a_step_and_not_amid_other_work(looks: list[
 
 def test_what_has_survived_some_looks_is_looked_through_now_and_then(looks: list[int]) -> None:
     garbage = Garbage()
+    looks.clear()
     for _ in range(2 * OLDER_EVERY):
         rubbish(2 * YOUNG_OBJECTS)
         garbage.look()
     assert looks == [*[0] * (OLDER_EVERY - 1), 1] * 2
 
 
+def test_what_lived_long_is_found_however_busy_the_server_is(looks: list[int]) -> None:
+    garbage = Garbage()
+    old = Itself()
+    gc.collect()  # it is as old as Python counts
+    left = weakref.ref(old)
+    del old
+    looks.clear()
+    while left() is not None and len(looks) <= OLDER_EVERY**2:
+        rubbish(2 * YOUNG_OBJECTS)
+        garbage.look()
+    assert looks == [*[*[0] * (OLDER_EVERY - 1), 1] * (OLDER_EVERY - 1), *[0] * (OLDER_EVERY - 1), 2]
+    assert left() is None
+
+
+def test_nothing_goes_through_what_was_there_before(looks: list[int]) -> None:
+    loaded = Itself()
+    Garbage()
+    assert not any(each is loaded for each in gc.get_objects())
+    assert loaded.itself is loaded
+
+
 def test_python_looks_where_no_step_comes(looks: list[int]) -> None:
     Garbage()
+    looks.clear()
     rubbish(2 * MOST_OBJECTS)
     assert len(looks) in (1, 2)

@@ -7,6 +7,7 @@ import gc
 import json
 import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -124,7 +125,8 @@ def test_a_large_body_is_read_in_pieces_so_that_others_get_their_turn(
     assert max(sizes) <= READ_BYTES
 
 
-def test_a_connection_that_has_ended_needs_no_garbage_collector(port: int, eventually) -> None:
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_connection_that_has_ended_needs_no_garbage_collector(port: int, eventually, is_reset: bool) -> None:
     body = b'{"messages":[{"role":"user","content":"x"}],"stream":true}'
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
     gc.collect()
@@ -136,6 +138,8 @@ def test_a_connection_that_has_ended_needs_no_garbage_collector(port: int, event
             response = b""
             while not response.endswith(b"0\r\n\r\n"):
                 response += connection.recv(65536)
+            if is_reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert b"[DONE]" in response
         assert eventually(lambda: not any(type(each) is HttpConnection for each in gc.get_objects()))
     finally:
