@@ -26,20 +26,11 @@ def asked(
 ) -> Candidate | None:
     """The best of what the sources guess, `limit` tokens at most. All of it is what `drafting` has proposed then."""
     proposed: list[Proposal] = []
+    right: list[float] = []  # of each, how many guesses are expected to be
     known: dict[Kind, Rates] = {}
-
-    def rates_of(kind: Kind) -> Rates:
-        rates = known.get(kind)
-        if rates is None:
-            rates = known[kind] = beliefs.rates(drafting, kind)
-        return rates
-
-    def right(made: Proposal) -> float:
-        return rates_of(made.kind).expected(len(made.token_ids))
-
     echo = next((source for source in sources if isinstance(source, Echo)), None)
     for source in sources if limit > 0 else ():
-        if proposed and max(map(right, proposed)) >= SURE * limit:
+        if right and max(right) >= SURE * limit:
             break  # nobody else could guess much more
         answer = source.propose(sequence, drafting, limit)
         for made in (answer, *answer.others) if answer is not None else ():
@@ -47,13 +38,16 @@ def asked(
             if proposal is not None:
                 proposed.append(proposal)
         if source.name == Habit.name and echo is not None:
-            proposed = echo.weighed(drafting, proposed)
-    best, best_at, most = None, 0, 0.0
-    for index, proposal in enumerate(proposed):
-        if (own := right(proposal)) > most:
-            best_at, most = index, own
-    if most:
-        best = Candidate(len(proposed[best_at].token_ids), rates_of(proposed[best_at].kind))
+            proposed, right = echo.weighed(drafting, proposed), []
+        for proposal in proposed[len(right) :]:
+            kind = proposal.kind
+            if kind not in known:
+                known[kind] = beliefs.rates(drafting, kind)
+            right.append(known[kind].expected(len(proposal.token_ids)))
+    best, best_at = None, 0
+    if right and (most := max(right)):
+        best_at = right.index(most)
+        best = Candidate(len(proposed[best_at].token_ids), known[proposed[best_at].kind])
     if best_at:
         proposed.insert(0, proposed.pop(best_at))
     drafting.proposed, drafting.chosen, drafting.tree, drafting.drafts = proposed, None, None, NO_DRAFTS

@@ -49,6 +49,8 @@ class Kind(enum.Enum):
         self.prior = Rates(first, later)
         self.source = source
 
+    __hash__ = object.__hash__  # an enum's own is Python, which asking for guesses would feel
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

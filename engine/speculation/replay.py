@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING
@@ -56,6 +55,8 @@ class Replay:
         if not known:
             return None
         guesses = self._guesses(known)
+        if not self.branches:
+            return Proposal(Kind.REPLAY, guesses)
         others = []
         for index, token_id in enumerate(known[: self.branches]):
             is_wrong = guesses[index] != token_id
@@ -67,19 +68,20 @@ class Replay:
         """Nothing is kept."""
 
     def _guesses(self, known: Ordered[int]) -> list[int]:
-        """Each with the accuracy. A source takes little time, and so must this: it draws for wrong ones alone."""
-        guesses = list(known)
-        at = self._run()
-        while at < len(guesses):
+        """Each with the accuracy. A source takes little time, and so must this: it draws how many are right until the
+        next wrong one, and nothing where none is.
+        """
+        accuracy = self.accuracy
+        if not 0.0 < accuracy < 1.0:
+            return list(known) if accuracy else [(token_id + 1) % self._vocab_size for token_id in known]
+        guesses, at = list(known), 0
+        while True:
+            # n or more are right before the next wrong one with probability accuracy ** n
+            at += int(math.log(1.0 - self._random.random()) / math.log(accuracy))
+            if at >= len(guesses):
+                return guesses
             guesses[at] = self._wrong(guesses[at])
-            at += 1 + self._run()
-        return guesses
-
-    def _run(self) -> int:
-        """How many guesses are right until the next wrong one: n or more with probability accuracy ** n."""
-        if not 0.0 < self.accuracy < 1.0:
-            return sys.maxsize if self.accuracy else 0
-        return int(math.log(1.0 - self._random.random()) / math.log(self.accuracy))
+            at += 1
 
     def _wrong(self, token_id: int) -> int:
         return (token_id + 1 + int(self._random.random() * (self._vocab_size - 1))) % self._vocab_size
