@@ -52,6 +52,9 @@ class Speculator(Choosing):
         max_first_drafts: Most that it checks behind the last tokens of a prompt.
         waits: Whether the engine runs ahead of its results but where there are drafts.
         clock: Seconds, monotonic; the one that steps are timed by.
+
+    Attributes:
+        ahead: What is known of looks while a step runs, and of waiting for its results.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Speculator(Choosing):
         self._waits = waits
         self._clock = clock
         self._upkeep = Upkeep(clock)
-        self._ahead = Ahead()
+        self.ahead = Ahead()
         self._reports = StepReports()
         self._outcome = Outcome()
         # An answer has begun of whose like something is remembered, and nothing was staked on it yet. Neither is used
@@ -111,8 +114,8 @@ class Speculator(Choosing):
         is_promising = False
         if self.sources and self._may_look:
             promise = self._promise(decoding)
-            self._ahead.looked(self._clock() - started_s)
-            is_promising = self._ahead.is_worth(promise, self.controller.waiting(len(decoding)))
+            self.ahead.looked(self._clock() - started_s)
+            is_promising = self.ahead.is_worth(promise, self.controller.waiting(len(decoding)))
         self._is_due = self._is_waiting = is_promising or self._is_model_due(len(decoding))
         self._is_expected = self._is_expected and (self._is_due or not self.controller.knows(len(decoding)))
         return self._is_due
@@ -125,7 +128,7 @@ class Speculator(Choosing):
         drafts = self._look(sequences, room) if room and is_followed else None
         if self._is_due:
             self._is_due = False
-            self._ahead.waited(found=drafts is not None)
+            self.ahead.waited(found=drafts is not None)
         self._is_idle, self._is_waiting = self._is_waiting and drafts is None, drafts is not None
         self._num_ahead = -1  # the step that begins now does not run ahead
         return [NO_DRAFTS] * len(sequences) if drafts is None else drafts
@@ -136,7 +139,7 @@ class Speculator(Choosing):
         """
         if self._is_due:
             self._is_due = self._is_waiting = False
-            self._ahead.waited(found=False)
+            self.ahead.waited(found=False)
 
     def open(self, sequence: Sequence, rows: int, prompt: int, room: int) -> tuple[int, ...]:
         """Guesses of an answer's first tokens, `room` at most, that are worth checking beside the last `prompt` tokens
@@ -260,12 +263,12 @@ class Speculator(Choosing):
             self._num_fruitless = 0
         self._is_expected = self._may_stake = True
         self._num_unlooked = 2**MOST_PATIENCE
-        self._ahead.expect()
+        self.ahead.expect()
         return drafting, True
 
     @property
     def _may_look(self) -> bool:
-        return self._ahead.may_look() or not self.controller.is_thrifty
+        return self.ahead.may_look() or not self.controller.is_thrifty
 
     def _promise(self, sequences: Ordered[Sequence]) -> float:
         """Looks at what would be guessed of texts whose last tokens are on their way. What checking it promises: see
@@ -292,7 +295,7 @@ class Speculator(Choosing):
     def _is_model_due(self, rows: int) -> bool:
         """Whether a model asks to guess before the next step, of whose guesses nobody knows anything ahead."""
         model = self.model
-        if model is None or model.is_broken or not self._ahead.may_ask():
+        if model is None or model.is_broken or not self.ahead.may_ask():
             return False
         return self.controller.may_ask_model(rows, self.beliefs.general(model.kind))
 
@@ -419,7 +422,7 @@ class Speculator(Choosing):
         self._num_ahead += 1
         if self._num_ahead > 0:
             is_telling = is_plain(plan) and not self._is_waiting  # who waits for results does nothing else meanwhile
-            self._ahead.stepped(elapsed_s, waited_s if is_telling else None)
+            self.ahead.stepped(elapsed_s, waited_s if is_telling else None)
             if self._waits:
                 self.controller.passed(1)
         elif self._is_idle and is_plain(plan):

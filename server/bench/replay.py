@@ -9,18 +9,17 @@ drafts. Everything goes through the engine's own loop.
 
     chain   `--length` drafts in a row, always
     tree    the likeliest `--length` drafts of a tree, always, where the device checks trees
-    auto    as the controller decides, from both, once a round that does not count has taught it, and how often the
-            script is right; a look at it takes some 10 µs a stream, ten times as long as at sources in native code
+    auto    as the controller decides, from both, once four rounds that do not count have taught it what checks bring
+            here; a look at it takes some 10 µs a stream, ten times as long as at sources in native code
     model   `--length` guesses of `--draft-head` or `--draft-model`, always: it makes them, and they are replaced by the
             script's, so that what guessing costs is the model's, and how often guesses are right is not
     asked   the same, as the controller decides
 
-Machines are noisy: on a CPU each round of a row comes right after a plain one; a GPU is quiet enough for one plain
-round to stand beside all rows. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by
-one here) are medians of the rounds, with the quartiles of `time ÷`. Within a round the middle half counts of the steps
-that check about as much, and none that computes prompts or in which a stream has ended. Every size of step is run once
-before anything is timed, so that no graph is captured later; on a GPU times are ordinary time, from one step's results
-to the next one's.
+Machines are noisy, the host of a GPU too, on which short steps wait: so each round of a row comes right after a plain
+one. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by one here) are medians of the
+rounds, with the quartiles of `time ÷`. Within a round the middle half counts of the steps that check about as much, and
+none that computes prompts or in which a stream has ended. Every size of step is run once before anything is timed, so
+that no graph is captured later; on a GPU times are ordinary time, from one step's results to the next one's.
 
     beholder bench replay [--model FOLDER] [--device cuda] [--draft-model FOLDER | --draft-head FOLDER]
                             [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from engine.core import Engine
     from engine.sequence import Sequence
+    from engine.speculation.ahead import Ahead
     from engine.speculation.beliefs import Beliefs
     from engine.speculation.lengths import Lengths
     from engine.speculation.model_drafting import ModelDrafting
@@ -55,6 +55,10 @@ SHAPES: Final = ("chain", "tree", "auto", "model", "asked")
 OF_MODELS: Final = ("model", "asked")
 DECIDED: Final = ("auto", "asked")
 """Shapes for which a model guesses, and those in which the controller says how much."""
+TEACHING: Final = 4
+"""Rounds of the latter that do not count, of the others one: a server has served for longer, and a host that has no
+time to spare learns by and by.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +129,10 @@ class ReplayBench(Bench):
 
     def __init__(self, options: Mapping[str, object], script: Script) -> None:
         super().__init__({"speculation": "auto", **options})
-        self._is_noisy = self._runner.slot_table.device.type == "cpu"
         has_model = self._runner.drafter is not None
         self.shapes = [shape for shape in SHAPES if has_model or shape not in OF_MODELS]
         self._guesses = script
-        self._taught: dict[tuple[str, float], tuple[Lengths, Beliefs]] = {}
+        self._taught: dict[tuple[str, float], tuple[Lengths, Beliefs, Ahead]] = {}
 
     def table(
         self, num_streams: int, accuracies: list[float], shapes: list[str], tokens: int, rounds: int
@@ -156,15 +159,16 @@ class ReplayBench(Bench):
         ]
         found: dict[tuple[str, int, float], list[tuple[_Steps, _Steps]]] = {key: [] for key in wanted}
         self._run_sizes(num_streams)
-        for number in range(rounds + 1):
-            plain = self._plain(streams)
-            for index, key in enumerate(wanted):
-                if index and self._is_noisy:
-                    plain = self._plain(streams)
+        for number in range(1 - TEACHING, rounds + 1):
+            for key in wanted:
+                if number < 0 and key[0] not in DECIDED:
+                    continue
+                plain = self._plain(streams)
                 steps = self._replay(streams, *key, number)
-                if number:  # the first round teaches
+                if number > 0:
                     found[key].append((plain, steps))
-            print(f"{num_streams} streams: round {number} of {rounds}", file=sys.stderr, flush=True)
+            told = f"round {number} of {rounds}" if number > 0 else "learning"
+            print(f"{num_streams} streams: {told}", file=sys.stderr, flush=True)
         return [_row(num_streams, shape, length, accuracy, pairs) for (shape, length, accuracy), pairs in found.items()]
 
     def _run_sizes(self, num_streams: int) -> None:
@@ -195,6 +199,7 @@ class ReplayBench(Bench):
             answers[request.request_id] = [text[(params.seed + n) % len(text)] for n in range(params.max_tokens)]
 
         def adjust(engine: Engine) -> None:
+            from engine.speculation.ahead import Ahead
             from engine.speculation.beliefs import Beliefs
             from engine.speculation.lengths import Always
             from engine.speculation.replay import Replay
@@ -209,8 +214,8 @@ class ReplayBench(Bench):
                 engine.speculator.model = None
             engine.speculator.sources = [source] if shape not in OF_MODELS else []
             if shape in DECIDED:
-                learnt = self._taught.setdefault((shape, accuracy), (self._controller(), Beliefs()))
-                engine.speculator.controller, engine.speculator.beliefs = learnt
+                learnt = self._taught.setdefault((shape, accuracy), (self._controller(), Beliefs(), Ahead()))
+                engine.speculator.controller, engine.speculator.beliefs, engine.speculator.ahead = learnt
             else:
                 engine.speculator.controller = Always(length)
 

@@ -212,7 +212,7 @@ def test_whatever_comes_of_a_wait_it_counts_once(rows: int, is_hindered: bool) -
     names = [f"s{index}" for index in range(60)]
     speculator = server.engine.speculator
     speculator.sources, speculator.controller = [Script(time, names, 0.9, TOKENS, 1)], Always(3)
-    is_due, waited = speculator.is_due, speculator._ahead.waited
+    is_due, waited = speculator.is_due, speculator.ahead.waited
     scheduler = server.engine.scheduler
     are_alone, is_hindering = scheduler._are_alone, False
 
@@ -238,7 +238,7 @@ def test_whatever_comes_of_a_wait_it_counts_once(rows: int, is_hindered: bool) -
         waited(found=found)
 
     speculator.is_due = counted  # type: ignore[method-assign, assignment]
-    speculator._ahead.waited = learnt  # type: ignore[method-assign]
+    speculator.ahead.waited = learnt  # type: ignore[method-assign]
     close, speculator.scheduled = speculator.scheduled, scheduled  # type: ignore[method-assign]
     scheduler._are_alone = alone  # type: ignore[method-assign, assignment]
     for name in names:
