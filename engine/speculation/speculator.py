@@ -54,6 +54,7 @@ class Speculator(Choosing):
         clock: Seconds, monotonic; the one that steps are timed by.
 
     Attributes:
+        max_first_drafts: As given, at most `MOST`.
         ahead: What is known of looks while a step runs, and of waiting for its results.
     """
 
@@ -69,7 +70,7 @@ class Speculator(Choosing):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(mode, max_drafts, vocab_size, model, waits=waits)
-        self._max_first_drafts = min(max_first_drafts, MOST)
+        self.max_first_drafts = min(max_first_drafts, MOST)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._waits = waits
@@ -145,7 +146,7 @@ class Speculator(Choosing):
         """Guesses of an answer's first tokens, `room` at most, that are worth checking beside the last `prompt` tokens
         of its prompt; `rows`: how many will decode behind that step.
         """
-        limit = min(room, self._max_first_drafts, sequence.max_tokens - 1)
+        limit = min(room, self.max_first_drafts, sequence.max_tokens - 1)
         if limit <= 0 or not self.sources:
             return ()
         drafting = sequence.drafting
