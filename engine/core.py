@@ -183,6 +183,7 @@ class Engine:
         self._flying = None
         self._flagged.clear()
         self._outputs.clear()
+        self.speculator.scheduled()  # nothing is waited for any longer
 
     def step(self) -> list[OutputStart | TokenEvents]:
         """Compute one batch and return what it gave, or the first tokens that the last one gave before anything else is
@@ -194,8 +195,8 @@ class Engine:
         self._end_flagged()
         if self._flying is not None and not self._can_run_ahead(self._flying[1]):
             self._land()
-            if self._outputs.has_first:  # told before the next batch is made, which takes the host a millisecond
-                return self._outputs.take()
+            if self._outputs.has_first:  # told before the next batch is made
+                return self._told()
         start_s = self._clock()
         plan = self.scheduler.schedule(start_s)
         self.speculator.scheduled()
@@ -208,6 +209,9 @@ class Engine:
             self.grammars.wait(compiling, COMPILE_POLL_S)
             self._num_empty_steps = 0
         self._watch(plan)
+        return self._told()
+
+    def _told(self) -> list[OutputStart | TokenEvents]:
         if self.config.check:
             self.check()
         return self._outputs.take()

@@ -263,6 +263,8 @@ class Scheduler:
                 return
             if not sequence.is_ready or self._is_being_computed(sequence):
                 continue
+            if not plan.room.tokens(1, behind=self._cached_length(sequence)):
+                return  # what it reads leaves no time for even one
             if not self._enter(sequence, now_s):
                 return
             self._add_chunk(plan, sequence)

@@ -25,6 +25,10 @@ SAMPLES: Final = 7
 HICCUP: Final = 1.5
 """Of the first two the lesser counts where the other is so many times as long: libraries may have made something ready.
 """
+FAR: Final = 100_000
+"""Reading so many tokens takes at least as long as computing one: so that more can be learnt where noise hid what it
+takes, or where there was no time to measure it.
+"""
 DOUBTFUL: Final = 0.04
 """Deviation of what decoding is taken to cost, as a part of it, beyond which a step alone tells more."""
 CLASSES: Final = 4
@@ -165,9 +169,10 @@ class StepCosts:
         """See `Costs.reading_s`."""
         return self._pair_s * pairs * self._factors.reading
 
-    def add_reading(self, pairs: int, elapsed_s: float) -> None:
-        """A measurement at start: reading so many pairs took so much longer."""
-        self._pair_s = max(elapsed_s / pairs, 0.0)
+    def add_reading(self, tokens: int, behind: int, elapsed_s: float) -> None:
+        """A measurement at start: a prompt's tokens took so much longer behind others. 0: it was not made."""
+        least_s = self.prompt.at(tokens) / tokens / FAR
+        self._pair_s = max(elapsed_s / (tokens * behind), least_s)
 
     def _prompt_at(self, tokens: int, rows: int) -> float:
         added_s = self._added_s(rows, tokens)

@@ -35,6 +35,8 @@ else was going on, and no more counts.
 SURPRISE: Final = 1.5
 LEAST: Final = 0.25
 MOST: Final = 8.0
+MOST_READING: Final = 1000.0
+"""It may not have been measured: then next to nothing is taken for it at first."""
 MOST_DECODE: Final = 2.0
 """Texts that grow seldom make a step longer than that before it is seen alone."""
 
@@ -75,7 +77,7 @@ class Factors:
         self.decode = min(max(self.decode + shared[0] * step, LEAST), MOST_DECODE)
         self.prompt = min(max(self.prompt + shared[1] * step, LEAST), MOST)
         self.slices = min(max(self.slices + shared[2] * step, LEAST), MOST)
-        self.reading = min(max(self.reading + shared[3] * step, LEAST), MOST)
+        self.reading = min(max(self.reading + shared[3] * step, LEAST), MOST_READING)
         for index, row in enumerate(self._doubt):
             known = shared[index] / (variance * surprise)
             for other, share in enumerate(shared):

@@ -74,13 +74,16 @@ class _Measurement:
         """
         runner, tokens = self._runner, READING_AHEAD if self._ahead is not None else READING
         has_place = runner.max_positions >= BEHIND + tokens and runner.num_slots > BEHIND
-        if not (beside and has_place and tokens <= max_batched_tokens and self._has_time):
+        if not (beside and has_place and tokens <= max_batched_tokens):
+            return
+        if not self._has_time:
+            costs.add_reading(tokens, BEHIND, 0.0)
             return
         row = runner.slot_table[beside]
         row[:BEHIND] = torch.arange(1, BEHIND + 1, dtype=row.dtype, device=row.device)
         added_s = self._step_s(beside, tokens, behind=BEHIND) - self._step_s(beside, tokens)
         row[:BEHIND] = 0
-        costs.add_reading(BEHIND * tokens, added_s)
+        costs.add_reading(tokens, BEHIND, added_s)
 
     def _picture(self, costs: StepCosts) -> None:
         side = self._runner.picture_side

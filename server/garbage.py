@@ -14,17 +14,15 @@ OLDER_EVERY: Final = 10
 """Looks of which one goes through what has survived others, too, and of these one through what has survived them; again
 Python's own number. Without the last, what requests leave would stay as long as there is always a stream."""
 MOST_OBJECTS: Final = 10 * YOUNG_OBJECTS
-"""Python looks by itself where no step comes for so long; then no token waits."""
+"""Python looks by itself where so many come between two steps, such as with a large body, or without any."""
 
 
 class Garbage:
-    """Of this process, made when all that it needs is loaded: nothing goes through that again, which would take 90 ms.
-    `look` is called after each step's events.
+    """Of this process; what was loaded when it was ready is frozen (`Child.ready`). `look` is called after each step's
+    events.
     """
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()
         gc.set_threshold(MOST_OBJECTS, *gc.get_threshold()[1:])
         self._num_looks = 0
 

@@ -54,6 +54,7 @@ class HttpConnection(H11Protocol):
             and not cycle.response_complete
             and not cycle.disconnected
             and not self.flow.write_paused
+            and not self.transport.is_closing()
             and self.conn.their_http_version == b"1.1"
         )
 

@@ -133,7 +133,7 @@ class Modules:
         try:
             if code:
                 raise RuntimeError(f"the compiler ended with code {code}")
-            loaded = _spec(HOPPER, self._dtype, self._head_dim).load()
+            loaded = _loaded(_spec(HOPPER, self._dtype, self._head_dim))
         except Exception:  # the library compiles, links and loads: whatever fails there, the other kernel serves
             logger.warning("prompts are read without FlashInfer's Hopper kernel", exc_info=True)
             return
@@ -149,10 +149,15 @@ class Modules:
         try:
             spec = None if self.is_final else _spec(HOPPER, self._dtype, self._head_dim)
             # As it lies there: looking whether it is fresh may compile it anew, where a start waits for it.
-            self._hopper.set_result(spec.load() if spec is not None and spec.is_compiled else None)
+            self._hopper.set_result(_loaded(spec) if spec is not None and spec.is_compiled else None)
         except Exception:
             logger.warning("FlashInfer's Hopper kernel is cached and cannot be loaded", exc_info=True)
             self._hopper.set_result(None)
+
+
+def _loaded(spec: Any) -> Any:
+    """The library's own file of it, or the one that was compiled here."""
+    return spec.load(spec.get_library_path())
 
 
 def has_hopper() -> bool:

@@ -23,6 +23,8 @@ class SlotTable:
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.dtype != torch.int32 or tensor.dim() != 2:
             raise TypeError(f"slot_table must be (rows, positions) int32, got {tuple(tensor.shape)} {tensor.dtype}")
+        if not tensor.is_contiguous():
+            raise ValueError("slot_table must be contiguous: its cells are written by their number")
         self._device: torch.Tensor | None = None if tensor.device.type == "cpu" else tensor
         self._host: NDArray[np.int32] = tensor.numpy() if self._device is None else np.zeros(tensor.shape, np.int32)
         self._cells = self._host.data

@@ -122,9 +122,11 @@ def main(arguments: list[str]) -> int:
                 name: stack.enter_context(serving(given.model, *options, *always))[0] for name, options in SIDES.items()
             }
         name_there = given.model if given.base_url else ""
+        # To go through all that was loaded takes the collector as long as many a gap, and to look for something in the
+        # times that are kept half a millisecond, once a second.
         gc.collect()
-        gc.freeze()  # to go through all that was loaded takes the collector as long as many a gap, and to look for
-        gc.disable()  # something in the times that are kept half a millisecond, once a second
+        gc.freeze()
+        gc.disable()
         stack.callback(gc.enable)
         for number in range(given.rounds):
             for name, url in sides.items():

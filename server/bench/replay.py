@@ -242,15 +242,17 @@ class _Steps:
 
         def watched() -> list[OutputStart | TokenEvents]:
             running = engine.scheduler.running
-            decodes = len(running) == self._num_streams and all(sequence.is_decoding for sequence in running)
-            before, drafted = engine.stats(), sum(engine.speculator.drafted.values())
+            # All have begun: first tokens come with prompts.
+            decodes = len(running) == self._num_streams and all(sequence.output_ids for sequence in running)
+            before, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
             started_s = clock()
             told = step()
-            if decodes and engine.stats().num_steps > before.num_steps:  # the others tell first tokens alone
-                elapsed_ms = 1000 * (clock() - started_s)
+            elapsed_ms = 1000 * (clock() - started_s)
+            tokens = engine.stats().generated_tokens - before
+            if decodes and tokens:  # none: a step was sent whose results the next call brings
                 drafted = sum(engine.speculator.drafted.values()) - drafted
                 self._times_ms.setdefault(size_class(drafted) if drafted else 0, []).append(elapsed_ms)
-                self.tokens += engine.stats().generated_tokens - before.generated_tokens
+                self.tokens += tokens
                 self.drafted += drafted
             return told
 

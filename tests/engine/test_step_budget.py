@@ -119,6 +119,26 @@ def test_chunks_get_shorter_the_more_they_read_and_never_end() -> None:
     assert rooms[0].load.pairs == 100
 
 
+def test_nobody_is_let_in_whose_first_token_would_read_for_too_long() -> None:
+    """Where the rest of what is filled up costs nothing more, but for what it reads of a text that is cached."""
+    costs = Padded(token_s=0.1 * MS, pair_s=0.005 * MS)
+    runner = FakeRunner(num_slots=4000, max_positions=400)
+    driver = timed(costs, runner=runner, max_batched_tokens=512, ttft_target_ms=3000)
+    document = [7 * index % 50 for index in range(200)]
+    driver.run(request("document", document, max_tokens=2))
+    streaming(driver)
+    for number in range(12):
+        driver.submit(request(f"q{number}", [*document, *[(number + index) % 50 for index in range(25)]], max_tokens=3))
+    for _ in range(4):
+        driver.step()
+        begun = [
+            each.num_computed > (each.num_cached or 0) or each.output_ids for each in driver.engine.scheduler.running
+        ]
+        assert all(begun), "who holds a row goes on"
+    assert driver.engine.waiting
+    driver.finish()
+
+
 def test_slices_and_tokens_share_the_time_of_a_step() -> None:
     driver = timed(slices=4)
     streaming(driver)

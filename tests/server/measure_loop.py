@@ -1,6 +1,6 @@
 """Measures what the server's event loop does for streams and for a picture's request, in processor time of its thread.
 
-    python tests/server/measure_loop.py [--streams 32] [--steps 300] [--picture-kib 150]
+    python tests/server/measure_loop.py [--streams 32] [--steps 300] [--picture-kib 200]
 
 The application is the real one, over connections of the machine's own; workers, engine and detokenizer are scripted.
 """
@@ -128,7 +128,7 @@ def picture_of(num_bytes: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def callbacks() -> Iterator[list[float]]:
-    """Seconds of processor time of each callback that any event loop of this thread runs meanwhile."""
+    """Seconds of processor time of each callback that any event loop of this process runs meanwhile."""
     found: list[float] = []
     run = events.Handle._run
 

@@ -88,13 +88,6 @@ def test_what_lived_long_is_found_however_busy_the_server_is(looks: list[int]) -
     assert left() is None
 
 
-def test_nothing_goes_through_what_was_there_before(looks: list[int]) -> None:
-    loaded = Itself()
-    Garbage()
-    assert not any(each is loaded for each in gc.get_objects())
-    assert loaded.itself is loaded
-
-
 def test_python_looks_where_no_step_comes(looks: list[int]) -> None:
     Garbage()
     looks.clear()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from serving import PATIENCE_S
 
 from preprocess.errors import ServiceError
+from server.http_connection import HttpConnection
 
 QUESTION = {"messages": [{"role": "user", "content": "x"}], "stream": True}
 PICTURE = {"image": "A", "stream": True}
@@ -90,3 +92,17 @@ def test_a_quiet_clip_is_pinged_though_deltas_come(served, service, monkeypatch)
     assert text.count(": ping") == 0  # subtitles have no such word
     text = httpx.post(f"{served.url}/v1/captions", json=STREAMS[4][1]).text
     assert text.count(": ping\n\n") >= 2
+
+
+@pytest.mark.parametrize(
+    "state", [None, "completed", "disconnected", "paused", "closing", "HTTP/1.0"], ids=lambda state: state or "streams"
+)
+def test_pieces_are_written_directly_only_to_who_reads_them(state):
+    connection = object.__new__(HttpConnection)
+    connection.cycle = SimpleNamespace(
+        response_started=True, response_complete=state == "completed", disconnected=state == "disconnected"
+    )
+    connection.flow = SimpleNamespace(write_paused=state == "paused")
+    connection.transport = SimpleNamespace(is_closing=lambda: state == "closing")
+    connection.conn = SimpleNamespace(their_http_version=b"1.0" if state == "HTTP/1.0" else b"1.1")
+    assert connection.takes_chunks == (state is None)
