@@ -8,7 +8,7 @@ overlap it measures as the engine does, from one result to the next while anothe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -61,27 +61,29 @@ class _Measurement:
         for rows in sorted({*ROWS[1:], beside} - {0, 1}):
             if rows <= runner.max_rows and (self._has_time or rows == beside):
                 costs.decode.add(rows, self._step_s(rows))
+        steps_s: dict[int, float] = {}
         for tokens in sizes:
             is_first = tokens == sizes[0]
             if beside and tokens <= min(max_batched_tokens, runner.max_positions) and (self._has_time or is_first):
-                costs.add_prompt(beside, tokens, self._step_s(beside, tokens) - costs.decode.at(beside))
-        self._reading(costs, beside, max_batched_tokens)
+                steps_s[tokens] = self._step_s(beside, tokens)
+                costs.add_prompt(beside, tokens, steps_s[tokens] - costs.decode.at(beside))
+        self._reading(costs, beside, steps_s)
         return costs
 
-    def _reading(self, costs: StepCosts, beside: int, max_batched_tokens: int) -> None:
+    def _reading(self, costs: StepCosts, beside: int, steps_s: Mapping[int, float]) -> None:
         """What it adds to a chunk's step that others are behind it. Those are of slots of their own, as a text's are:
         one that all share would be read from a cache.
         """
         runner, tokens = self._runner, READING_AHEAD if self._ahead is not None else READING
         has_place = runner.max_positions >= BEHIND + tokens and runner.num_slots > BEHIND
-        if not (beside and has_place and tokens <= max_batched_tokens):
+        if not (steps_s and has_place):
             return
-        if not self._has_time:
+        if tokens not in steps_s or not self._has_time:
             costs.add_reading(tokens, BEHIND, 0.0)
             return
         row = runner.slot_table[beside]
         row[:BEHIND] = torch.arange(1, BEHIND + 1, dtype=row.dtype, device=row.device)
-        added_s = self._step_s(beside, tokens, behind=BEHIND) - self._step_s(beside, tokens)
+        added_s = self._step_s(beside, tokens, behind=BEHIND) - steps_s[tokens]
         row[:BEHIND] = 0
         costs.add_reading(tokens, BEHIND, added_s)
 

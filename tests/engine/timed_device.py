@@ -192,7 +192,7 @@ class TimedRunner:
         self.max_drafts = max_drafts
         self._draft_s = draft_s
         self._noise = noise
-        self._random = random.Random(1)
+        self._random, self._random_of_readers = random.Random(1), random.Random(2)
         self.time = time
         self.max_rows = max_rows
         self.num_slots = 300_000
@@ -235,7 +235,8 @@ class TimedRunner:
         pairs = sum(row.start * len(row.token_ids) for row in rows if row.sampling is None or len(row.token_ids) > 1)
         step_s = self.shape.step_s(decodes, size.prompt, size.decode) + drafts * self._draft_s
         step_s += (pairs if not drafts else 0) * self.shape.pair_s
-        done_s = self.time.work(step_s * self._random.gauss(1.0, self._noise))
+        chance = self._random_of_readers if pairs else self._random
+        done_s = self.time.work(step_s * chance.gauss(1.0, self._noise))
         sampled = sum(1 + len(row.drafted) for row in rows if row.sampling is not None)
         return TimedFlight(self.time, done_s, self.says(sampled))
 
