@@ -26,7 +26,7 @@ from server.routes.chat import CompletionUsage, completion_usage
 from server.routes.connection import body_chunks, read_body
 from server.routes.context import Context
 from server.routes.form import Form, read_form
-from server.routes.streaming import DONE, Stream
+from server.routes.streaming import DONE, Stream, event_of
 from server.routes.timed_captions import timed_captions
 
 _PLACE: Final = re.compile(r"messages\[0\]\.content\[(\d+)\]")
@@ -180,14 +180,12 @@ class _Events:
             return b""
         self._texts.append(delta.text)
         created, model = self._answer.arrival.unix_s, self._answer.context.settings.model_name
-        return self._event(CaptionChunk(id=self._id, created=created, model=model, text=delta.text))
+        return event_of(self._encode(CaptionChunk(id=self._id, created=created, model=model, text=delta.text)))
 
     def end(self) -> bytes:
         """The whole."""
-        return self._event(_caption(self._id, self._answer, "".join(self._texts), self._finish_reason)) + DONE
-
-    def _event(self, what: CaptionChunk | Caption) -> bytes:
-        return b"data: " + self._encode(what) + b"\n\n"
+        whole = _caption(self._id, self._answer, "".join(self._texts), self._finish_reason)
+        return event_of(self._encode(whole)) + DONE
 
 
 class _Text:

@@ -15,7 +15,7 @@ from server.intake import Call, chat_call
 from server.json_body import read_json
 from server.routes.answering import Answer, Arrival, MediaTokens, collect, start
 from server.routes.context import Context
-from server.routes.streaming import DONE, Stream
+from server.routes.streaming import DONE, Stream, event_of
 from server.tool_calls import ToolCallParser
 from server.tool_models import ToolCallDelta, ToolCallOut
 
@@ -255,7 +255,7 @@ class _Events:
     def _event(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> bytes:
         shown: Any = usage or self._no_usage
         chunk = Chunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=shown)
-        return b"data: " + self._encode(chunk) + b"\n\n"
+        return event_of(self._encode(chunk))
 
 
 def _changes(parser: ToolCallParser, delta: Delta) -> list[ChunkDelta]:

@@ -28,8 +28,15 @@ from server.routes.connection import ClientGone, Heartbeat, while_connected
 HEARTBEAT_S = 10.0
 LAST_WORD_S = 5.0
 """What a client that stopped reading gets to take the end of its stream."""
-DONE: Final = b"data: [DONE]\n\n"
 _log = logging.getLogger("beholder.server")
+
+
+def event_of(data: bytes) -> bytes:
+    """A server-sent event whose data is one line."""
+    return b"data: " + data + b"\n\n"
+
+
+DONE: Final = event_of(b"[DONE]")
 
 
 class Told(Protocol):
@@ -98,7 +105,7 @@ class Stream(Response):
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 if failure is not None:
-                    await _send_piece(send, b"data: " + error_body(failure) + b"\n\n")
+                    await _send_piece(send, event_of(error_body(failure)))
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             return  # it reads no more: cut the connection

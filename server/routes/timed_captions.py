@@ -15,7 +15,7 @@ from preprocess.wire import ClipInfo, Delta
 from server.intake import Call
 from server.routes.answering import Answer, Timings, collect
 from server.routes.chat import CompletionUsage, completion_usage
-from server.routes.streaming import DONE, Stream
+from server.routes.streaming import DONE, Stream, event_of
 from server.subtitles import Cue, SubtitleFile
 
 _MEDIA_TYPES: Final = {"srt": "application/x-subrip", "vtt": "text/vtt"}
@@ -145,4 +145,4 @@ class _FilePieces:
 
 
 def _event(what: TimedCaption | TimedCaptions) -> bytes:
-    return b"data: " + msgspec.json.encode(what) + b"\n\n"
+    return event_of(msgspec.json.encode(what))
