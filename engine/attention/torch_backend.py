@@ -23,8 +23,11 @@ from engine.speculation.tree import hidden
 MAX_DECODE_TOKENS: Final = 16
 """Segments of at most so many tokens are computed as decode rows, all of one length at once."""
 LONG: Final = 4096
-"""Keys, of which torch adds up the values for a lone float32 query so that rounding shows: at 32k ten times as much as
-for two queries, which it multiplies as matrices."""
+"""Keys, above which float32 rows add up their values in parts: a matrix product of few rows (how few depends on the
+processor) sums as many terms as there are keys one after the other, and rounding adds up with them.
+"""
+PART: Final = 1024
+"""Keys whose values a matrix product adds up at once in rows of more than `LONG`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,8 @@ class TorchPlan:
             queries = heads.reshape(rows, self._kv_heads, -1, dim)  # (rows, kv_heads, tokens * group, dim)
         torch.index_select(pool, 0, part.slots, out=part.gathered)
         bias = self._bias(part, queries.shape[2] // tokens)
-        if queries.shape[2] == 1 and part.keys.shape[2] > LONG and pool.dtype == torch.float32:
-            twice = queries.repeat(1, 1, 2, 1)
-            attended = F.scaled_dot_product_attention(twice, part.keys, part.values, attn_mask=bias)[:, :, :1]
+        if part.keys.shape[2] > LONG and pool.dtype == torch.float32:
+            attended = _attend_in_parts(queries, part.keys, part.values, bias)
         else:
             attended = F.scaled_dot_product_attention(queries, part.keys, part.values, attn_mask=bias)
         if tokens == 1:
@@ -200,6 +202,23 @@ class TorchAttention:
         if segment.parents is not None:
             bias[:, segment.start :].masked_fill_(_hidden(segment, slots.device), -torch.inf)
         return _Prefill(first, segment.length, slots, bias)
+
+
+def _attend_in_parts(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` whose rounding does not add up over many keys: (rows, kv_heads, queries, dim).
+
+    Row by row, since products of several rows would copy keys and values to have them side by side.
+    """
+    attended = torch.empty_like(queries)
+    for row, (query, key, value) in enumerate(zip(queries, keys, values, strict=True)):
+        weights = torch.matmul(query, key.transpose(1, 2)).mul_(query.shape[-1] ** -0.5)  # (kv_heads, queries, length)
+        if bias is not None:
+            weights += bias[row]
+        parts, seen = torch.split(weights.softmax(-1), PART, 2), torch.split(value, PART, 1)
+        attended[row] = sum(map(torch.matmul, parts, seen), start=torch.zeros_like(query))
+    return attended
 
 
 def _hidden(tree: Segment, device: torch.device) -> torch.Tensor:
