@@ -15,7 +15,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     Attributes:
         model: Folder of the checkpoint.
         device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes CUDA where there is a device.
-        dtype: Type of weights and KV; ``"auto"`` is bfloat16 where the processor or device is fast at it, else float32.
+        dtype: Type of weights and KV; ``"auto"`` is bfloat16 where native steps compute or the device is fast at it,
+            else float32. The vision encoder of a CPU that is not computes in float32 all the same.
         threads: torch threads; 0 chooses one less than the cores, at least one.
         max_running: Most sequences that decode at once.
         max_context: Longest prompt + answer in tokens; 0 takes the model's, or what the KV pool holds if that is less.

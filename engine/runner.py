@@ -123,7 +123,10 @@ class TorchRunner:
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Runner.encode`."""
-        return self.encoder([picture.to(self.device) for picture in pixels]) if pixels else []
+        if not pixels:
+            return []
+        encoded = self.encoder([picture.to(self.device) for picture in pixels])
+        return [embeddings.to(self.dtype) for embeddings in encoded]
 
     def num_slices(self, shape: Sequence[int]) -> int:
         """See `Runner.num_slices`."""
@@ -131,7 +134,7 @@ class TorchRunner:
 
     def begin(self, pixels: torch.Tensor) -> PictureEncoding:
         """See `Runner.begin`."""
-        return SlicedEncoding(self.encoder, pixels.to(self.device))
+        return SlicedEncoding(self.encoder, pixels.to(self.device), self.dtype)
 
     def added_s(self, rows: int, tokens: int) -> float | None:
         """See `Runner.added_s`: nothing is filled up."""

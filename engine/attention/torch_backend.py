@@ -23,8 +23,8 @@ from engine.speculation.tree import hidden
 MAX_DECODE_TOKENS: Final = 16
 """Segments of at most so many tokens are computed as decode rows, all of one length at once."""
 LONG: Final = 4096
-"""Keys, above which float32 rows add up their values in parts: a matrix product of few rows (how few depends on the
-processor) sums as many terms as there are keys one after the other, and rounding adds up with them.
+"""Keys, above which a CPU's float32 rows add up their values in parts: a matrix product of few rows (how few depends on
+the processor) sums as many terms as there are keys one after the other, and rounding adds up with them.
 """
 PART: Final = 1024
 """Keys whose values a matrix product adds up at once in rows of more than `LONG`."""
@@ -87,7 +87,7 @@ class TorchPlan:
             queries = heads.reshape(rows, self._kv_heads, -1, dim)  # (rows, kv_heads, tokens * group, dim)
         torch.index_select(pool, 0, part.slots, out=part.gathered)
         bias = self._bias(part, queries.shape[2] // tokens)
-        if part.keys.shape[2] > LONG and pool.dtype == torch.float32:
+        if part.keys.shape[2] > LONG and pool.dtype == torch.float32 and pool.device.type == "cpu":
             attended = _attend_in_parts(queries, part.keys, part.values, bias)
         else:
             attended = F.scaled_dot_product_attention(queries, part.keys, part.values, attn_mask=bias)

@@ -10,67 +10,44 @@ void fetch(const uint16_t* pool, const int32_t* slots, size_t slot_size, int fir
             _mm_prefetch((const char*)(pool + slots[k] * slot_size + i), _MM_HINT_T0);
 }
 
-// Sixteen vectors of sixteen 32-bit numbers, columns for rows.
-void transpose(__m512i* v) {
-    __m512i w[16];
-    for (int i = 0; i < 16; i += 2) {
-        w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-        w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            v[i + 2 * j] = _mm512_unpacklo_epi64(w[i + j], w[i + j + 2]);
-            v[i + 2 * j + 1] = _mm512_unpackhi_epi64(w[i + j], w[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 2; j++) {
-            w[8 * j + i] = _mm512_shuffle_i32x4(v[8 * j + i], v[8 * j + i + 4], 0x88);
-            w[8 * j + i + 4] = _mm512_shuffle_i32x4(v[8 * j + i], v[8 * j + i + 4], 0xdd);
-        }
-    for (int i = 0; i < 8; i++) {
-        v[i] = _mm512_shuffle_i32x4(w[i], w[i + 8], 0x88);
-        v[i + 8] = _mm512_shuffle_i32x4(w[i], w[i + 8], 0xdd);
-    }
-}
+constexpr int VECTORS_OF_KEYS = KEYS / LANES;
 
-// Scores of COUNT queries, of `stride` pairs each, for 16 * VECTORS keys that stand in columns (VECTORS, pairs, 16).
+// Scores of COUNT queries, of `stride` pairs each, for LANES * VECTORS keys in columns (VECTORS, pairs, LANES).
 template <int COUNT, int VECTORS>
-void score(const int32_t* query, int stride, int pairs, const __m512i* keys, float* scores) {
+void score(const int32_t* query, int stride, int pairs, const Ints* keys, float* scores) {
     Floats sum[COUNT][VECTORS];
     for (int q = 0; q < COUNT; q++)
         for (int v = 0; v < VECTORS; v++) sum[q][v] = Floats{};
     for (int pair = 0; pair < pairs; pair++)
         for (int q = 0; q < COUNT; q++) {
-            const __m512bh two = (__m512bh)_mm512_set1_epi32(query[q * stride + pair]);
-            for (int v = 0; v < VECTORS; v++)
-                sum[q][v] = (Floats)_mm512_dpbf16_ps((__m512)sum[q][v], (__m512bh)keys[v * COLUMNS + pair], two);
+            const Ints two = each(query[q * stride + pair]);
+            for (int v = 0; v < VECTORS; v++) sum[q][v] = add_products(sum[q][v], keys[v * COLUMNS + pair], two);
         }
     for (int q = 0; q < COUNT; q++)
-        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(scores + q * KEYS + 16 * v, (__m512)sum[q][v]);
+        for (int v = 0; v < VECTORS; v++) store(scores + q * KEYS + LANES * v, sum[q][v]);
 }
 
-// Adds values of keys [first, last), 16 * VECTORS dimensions from `dim` on, to the sums of COUNT queries.
+// Adds values of keys [first, last), LANES * VECTORS dimensions from `dim` on, to the sums of COUNT queries.
 template <int COUNT, int VECTORS>
 void add_values(const uint16_t* const* values, int first, int last, int dim, int dims, const float* weights,
                 float* sums, int stride) {
     Floats sum[COUNT][VECTORS];
     for (int q = 0; q < COUNT; q++)
-        for (int v = 0; v < VECTORS; v++) sum[q][v] = (Floats)_mm512_load_ps(sums + q * stride + dim + 16 * v);
+        for (int v = 0; v < VECTORS; v++) sum[q][v] = load(sums + q * stride + dim + LANES * v);
     for (int key = first; key < last; key++) {
-        __m512 value[VECTORS];
+        Floats value[VECTORS];
         for (int v = 0; v < VECTORS; v++) {  // a load under a mask would keep sums out of registers, in gcc 12
-            const uint16_t* from = values[key] + dim + 16 * v;
-            value[v] = VECTORS == 4 ? widen(_mm256_loadu_si256((const __m256i*)from)) : load_bf16(from, dims - dim);
+            const uint16_t* from = values[key] + dim + LANES * v;
+            value[v] = VECTORS == 4 ? load_bf16(from) : load_bf16(from, dims - dim);
         }
         for (int q = 0; q < COUNT; q++)
-            for (int v = 0; v < VECTORS; v++)
-                sum[q][v] = (Floats)_mm512_fmadd_ps(_mm512_set1_ps(weights[q * KEYS + key]), value[v], (__m512)sum[q][v]);
+            for (int v = 0; v < VECTORS; v++) sum[q][v] = fused(each(weights[q * KEYS + key]), value[v], sum[q][v]);
     }
     for (int q = 0; q < COUNT; q++)
-        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + q * stride + dim + 16 * v, (__m512)sum[q][v]);
+        for (int v = 0; v < VECTORS; v++) store(sums + q * stride + dim + LANES * v, sum[q][v]);
 }
 
-#if HAS_TILES
+#if WITH_TILES
 // Elements 0 to 15 of two vectors of thirty-two side by side, and 16 to 31.
 struct Pairs {
     alignas(64) uint16_t at[32];
@@ -84,14 +61,14 @@ constexpr Pairs FIRST(0), LAST(16);
 using Score = decltype(&score<1, 1>);
 using AddValues = decltype(&add_values<1, 1>);
 
-// By queries less one, and sixteens of keys less one.
-constexpr Score SCORE[TOGETHER][KEYS / 16] = {
+// By queries less one (TOGETHER of them are used), and vectors of keys less one.
+constexpr Score SCORE[6][4] = {
     {score<1, 1>, score<1, 2>, score<1, 3>, score<1, 4>}, {score<2, 1>, score<2, 2>, score<2, 3>, score<2, 4>},
     {score<3, 1>, score<3, 2>, score<3, 3>, score<3, 4>}, {score<4, 1>, score<4, 2>, score<4, 3>, score<4, 4>},
     {score<5, 1>, score<5, 2>, score<5, 3>, score<5, 4>}, {score<6, 1>, score<6, 2>, score<6, 3>, score<6, 4>},
 };
-// By queries less one, for 16 and for 64 dimensions.
-constexpr AddValues ADD_VALUES[TOGETHER][2] = {
+// By queries less one, for one and for four vectors of dimensions.
+constexpr AddValues ADD_VALUES[6][2] = {
     {add_values<1, 1>, add_values<1, 4>}, {add_values<2, 1>, add_values<2, 4>}, {add_values<3, 1>, add_values<3, 4>},
     {add_values<4, 1>, add_values<4, 4>}, {add_values<5, 1>, add_values<5, 4>}, {add_values<6, 1>, add_values<6, 4>},
 };
@@ -133,8 +110,8 @@ class Attention {
           stride_((dim_ + 15) / 16 * 16),
           query_pairs_(heads.query_stride / 2),
           pool_(step.kv_pool + size_t(layer) * step.num_slots * slot_size_ + size_t(kv_head) * dim_),
-          scale_(_mm512_set1_ps(1.0f / std::sqrt(float(dim_)))),
-          has_tiles_(HAS_TILES && model.has_tiles) {
+          scale_(each(1.0f / std::sqrt(float(dim_)))),
+          has_tiles_(WITH_TILES && model.has_tiles) {
         const int first_token = part.row->first + part.from;
         for (int t = 0; t < part.count; t++)
             std::memcpy(
@@ -165,10 +142,9 @@ class Attention {
         for (int q = 0; q < num_queries; q++) {
             float* to = heads.attended + size_t(first_token + q / group_) * padded(model.num_heads * dim_) +
                         (kv_head * group_ + q % group_) * dim_;
-            const __m512 inverse = _mm512_set1_ps(1.0f / total_[q]);
-            for (int d = 0; d < dim_; d += 16)
-                _mm512_mask_storeu_ps(to + d, first_lanes(dim_ - d),
-                                      _mm512_mul_ps(_mm512_load_ps(sums_ + q * stride_ + d), inverse));
+            const Floats inverse = each(1.0f / total_[q]);
+            for (int d = 0; d < dim_; d += LANES)
+                store(to + d, load(sums_ + q * stride_ + d) * inverse, first_lanes(dim_ - d));
         }
     }
 
@@ -184,7 +160,7 @@ class Attention {
             compare(values, num_keys, first_query, last_query);
             for (int q = first_query; q < last_query; q++)
                 weigh(q, std::min(num_keys, position_[q] + 1 - first));
-#if HAS_TILES
+#if WITH_TILES
             if (has_tiles_) {
                 if (lay_out(values, num_keys, position_[first_query] + 1 - first)) {
                     add_in_tiles(num_keys, first_query, last_query);
@@ -207,69 +183,70 @@ class Attention {
     }
 
     void compare(const uint16_t* const* values, int num_keys, int first_query, int last_query) {
-        const int pairs = (dim_ + 1) / 2, vectors = (num_keys + 15) / 16;
+        const int pairs = (dim_ + 1) / 2, vectors = (num_keys + LANES - 1) / LANES;
         for (int v = 0; v < vectors; v++)
-            for (int pair = 0; pair < pairs; pair += 16) {
-                __m512i* columns = columns_ + v * COLUMNS + pair;
-                for (int j = 0; j < 16; j++)  // lanes beyond the last key repeat it; nobody looks at them
-                    columns[j] = _mm512_maskz_loadu_epi32(
-                        first_lanes(pairs - pair),
-                        values[std::min(16 * v + j, num_keys - 1)] - slot_size_ / 2 + 2 * pair);
+            for (int pair = 0; pair < pairs; pair += LANES) {
+                Ints* columns = columns_ + v * COLUMNS + pair;
+                for (int j = 0; j < LANES; j++)  // lanes beyond the last key repeat it; nobody looks at them
+                    columns[j] = load_pairs(
+                        values[std::min(LANES * v + j, num_keys - 1)] - slot_size_ / 2 + 2 * pair,
+                        first_lanes(pairs - pair));
                 transpose(columns);
             }
-#if HAS_TILES
+#if WITH_TILES
         if (has_tiles_) {
             each_tile(first_query, last_query, [&](int q) {
                 score_tiles((const char*)(query_ + q * query_pairs_), 4 * query_pairs_, (pairs + 15) / 16,
-                            (const char*)columns_, COLUMNS * sizeof(__m512i), vectors, scores_ + q * KEYS);
+                            (const char*)columns_, COLUMNS * sizeof(Ints), vectors, scores_ + q * KEYS);
             });
             return;
         }
 #endif
         for (int q = first_query, num; q < last_query; q += num) {
             num = std::min(TOGETHER, last_query - q);
-            SCORE[num - 1][vectors - 1](query_ + q * query_pairs_, query_pairs_, pairs, columns_, scores_ + q * KEYS);
+            for (int v = 0; v < vectors; v += 4)
+                SCORE[num - 1][std::min(4, vectors - v) - 1](query_ + q * query_pairs_, query_pairs_, pairs,
+                                                             columns_ + v * COLUMNS, scores_ + q * KEYS + LANES * v);
         }
     }
 
     // Scores of a query become weights of the values; what it has seen before shrinks.
     void weigh(int q, int seen) {
-#if HAS_TILES
+#if WITH_TILES
         if (has_tiles_) std::memset(upper_ + q * KEYS, 0, KEYS * 2), std::memset(lower_ + q * KEYS, 0, KEYS * 2);
 #endif
         if (seen <= 0) return;
-        const int vectors = (seen + 15) / 16;
+        const int vectors = (seen + LANES - 1) / LANES;
         float* s = scores_ + q * KEYS;
-        __m512 v[KEYS / 16], most = _mm512_set1_ps(largest_[q]);
+        Floats v[VECTORS_OF_KEYS], most = each(largest_[q]);
         for (int i = 0; i < vectors; i++) {
-            v[i] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), first_lanes(seen - 16 * i),
-                                      _mm512_load_ps(s + 16 * i), scale_);
-            most = _mm512_max_ps(most, v[i]);
+            v[i] = choose(first_lanes(seen - LANES * i), load(s + LANES * i) * scale_, each(-INFINITY));
+            most = larger(most, v[i]);
         }
-        const float now = _mm512_reduce_max_ps(most);
-        __m512 sum = _mm512_setzero_ps();
+        const float now = largest_of(most);
+        Floats sum = each(0.0f);
         for (int i = 0; i < vectors; i++) {
-            v[i] = _mm512_maskz_mov_ps(first_lanes(seen - 16 * i), exponential(_mm512_sub_ps(v[i], _mm512_set1_ps(now))));
-            sum = _mm512_add_ps(sum, v[i]);
-            _mm512_store_ps(s + 16 * i, v[i]);
-#if HAS_TILES
+            v[i] = choose(first_lanes(seen - LANES * i), exponential(v[i] - each(now)), each(0.0f));
+            sum = sum + v[i];
+            store(s + LANES * i, v[i]);
+#if WITH_TILES
             if (!has_tiles_) continue;
-            const __m256i upper = (__m256i)_mm512_cvtneps_pbh(v[i]);
-            const __m512 rest = _mm512_sub_ps(v[i], widen(upper));
-            _mm256_store_si256((__m256i*)(upper_ + q * KEYS + 16 * i), upper);
-            _mm256_store_si256((__m256i*)(lower_ + q * KEYS + 16 * i), (__m256i)_mm512_cvtneps_pbh(rest));
+            const __m256i upper = (__m256i)_mm512_cvtneps_pbh((__m512)v[i]);
+            const __m256i lower = (__m256i)_mm512_cvtneps_pbh((__m512)(v[i] - widen(upper)));
+            _mm256_store_si256((__m256i*)(upper_ + q * KEYS + LANES * i), upper);
+            _mm256_store_si256((__m256i*)(lower_ + q * KEYS + LANES * i), lower);
 #endif
         }
-        const __m512 shrink = _mm512_set1_ps(_mm512_cvtss_f32(exponential(_mm512_set1_ps(largest_[q] - now))));
-        total_[q] = total_[q] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
+        const float shrink = exponential(each(largest_[q] - now))[0];
+        total_[q] = total_[q] * shrink + sum_of(sum);
         largest_[q] = now;
-        for (int d = 0; d < stride_; d += 16) {
+        for (int d = 0; d < stride_; d += LANES) {
             float* own = sums_ + q * stride_ + d;
-            _mm512_store_ps(own, _mm512_mul_ps(_mm512_load_ps(own), shrink));
+            store(own, load(own) * each(shrink));
         }
     }
 
-#if HAS_TILES
+#if WITH_TILES
     // `work(q)` for parts of the queries as alike as may be, each as many as tiles have rows then.
     template <class Work>
     static void each_tile(int first_query, int last_query, const Work& work) {
@@ -325,9 +302,9 @@ class Attention {
             if (seen <= done) continue;
             const AddValues* by = ADD_VALUES[end - q - 1];
             for (int d = 0; d < dim_;) {
-                const bool is_whole = d + 64 <= dim_;
+                const bool is_whole = d + 4 * LANES <= dim_;
                 by[is_whole](values, done, seen, d, dim_, scores_ + q * KEYS, sums_ + q * stride_, stride_);
-                d += is_whole ? 64 : 16;
+                d += is_whole ? 4 * LANES : LANES;
             }
             done = seen;
         }
@@ -337,13 +314,13 @@ class Attention {
     const size_t slot_size_;
     const int stride_, query_pairs_;
     const uint16_t* const pool_;
-    const __m512 scale_;
+    const Floats scale_;
     const bool has_tiles_;
     alignas(64) int32_t query_[QUERIES * HEAD_DIM / 2];  // (queries, query_pairs)
-    alignas(64) __m512i columns_[KEYS / 16 * COLUMNS];
+    alignas(64) Ints columns_[VECTORS_OF_KEYS * COLUMNS];
     alignas(64) float scores_[QUERIES * KEYS];
     alignas(64) float sums_[QUERIES * HEAD_DIM];  // (queries, stride)
-#if HAS_TILES
+#if WITH_TILES
     alignas(64) uint16_t upper_[QUERIES * KEYS], lower_[QUERIES * KEYS];  // of weights, where there are tiles
     alignas(64) int32_t laid_out_[HEAD_DIM / 16 * 2 * 256];               // of each 16 dimensions two tiles of values
 #endif
@@ -358,9 +335,9 @@ void place_heads(const Model& model, const Step& step, const Heads& heads, const
     uint16_t* cell = step.kv_pool + (size_t(index) * step.num_slots + slot) * 2 * kv_heads * dim;
     alignas(64) float cosine[HEAD_DIM], sine[HEAD_DIM], rotated[HEAD_DIM];
     const uint16_t* rotation = step.rotation + step.rotation_rows[token] * 2 * dim;
-    for (int d = 0; d < dim; d += 16) {
-        _mm512_store_ps(cosine + d, load_bf16(rotation + d, dim - d));
-        _mm512_store_ps(sine + d, load_bf16(rotation + dim + d, dim - d));
+    for (int d = 0; d < dim; d += LANES) {
+        store(cosine + d, load_bf16(rotation + d, dim - d));
+        store(sine + d, load_bf16(rotation + dim + d, dim - d));
     }
     for (int h = 0; h < queries + kv_heads; h++) {
         float* x = qkv + h * dim;

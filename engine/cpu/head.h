@@ -1,50 +1,11 @@
-// A draft head in the layout of EAGLE-3 (see engine/models/eagle3.py) on the kernels of step.cpp, of which this file is a
-// part: what follows after sequences' last tokens, and by its own guesses what follows after that.
+// A draft head in the layout of EAGLE-3 (see engine/models/eagle3.py) on the kernels of step.cpp, of which this file is
+// a part: what follows after sequences' last tokens, and by its own guesses what follows after that.
 //
-// The pair at position q is the token at q + 1 and what the model made of the token at q; its keys and values lie in the
-// slot of q + 1, so that a head's slot table is the model's from the second position on. Whoever only catches up needs
-// keys and values alone, which is a third of the work. As in a step, each pair's arithmetic is its own.
+// The pair at position q is the token at q + 1 and what the model made of the token at q; its keys and values lie in
+// the slot of q + 1, so that a head's slot table is the model's from the second position on. Whoever only catches up
+// needs keys and values alone, which is a third of the work. As in a step, each pair's arithmetic is its own.
 
 namespace {
-
-struct Head {
-    const float* token_norm;    // (padded hidden,)
-    const float* feature_norm;  // (padded hidden,)
-    const float* mlp_norm;
-    const float* norm;
-    Matrix fc;
-    Matrix queries;
-    Matrix keys_values;
-    Matrix out;
-    Matrix gate_up;  // groups of 32 gates and their 32 ups
-    Matrix down;
-    Matrix head;
-    const int32_t* targets;  // which of the model's ids each of the head's is; null: the same
-    int32_t hidden, intermediate, num_heads, num_kv_heads, head_dim, num_features;
-    int32_t norm_before_residual;  // whether what is added to attention's result is normalised, too
-    float eps;
-};
-
-struct Draft {
-    const Row* rows;                    // of pairs
-    const int32_t* ends;                // rows after whose last pair is guessed
-    const int32_t* lengths;             // so many tokens each; null: logits are wanted, nobody chooses here
-    const uint16_t* const* allowed;     // of each end bits of the model's ids, for its first guess; null: all ids
-    const uint16_t* const* embeddings;  // of each pair's token, bfloat16 (hidden,)
-    const uint16_t* table;              // bfloat16 (ids, table_stride): embeddings of guesses
-    const uint16_t* features;           // bfloat16 (num_slots, num_features * hidden)
-    float* ahead;                       // (table rows, padded hidden): the head's own guess of what the model makes
-    const uint16_t* rotation;           // bfloat16 (any, 2, head_dim), as in a step
-    const int32_t* slot_table;          // (any, table_width), the model's
-    uint16_t* kv_pool;                  // bfloat16 (num_slots, 2, kv_heads, head_dim)
-    float* logits;                      // (num_ends, the head's ids)
-    int32_t* guesses;                   // (num_ends, most of lengths)
-    char* workspace;
-    int64_t num_slots, table_width, table_stride;
-    int32_t num_rows, num_pairs, num_ends;
-    int32_t is_guessed;  // features are those in `ahead`
-    int32_t in_order;    // rotations are those of the pairs, then of each further guess of all ends; else by position
-};
 
 struct Pair {
     int32_t table_row, position;
@@ -78,11 +39,9 @@ struct DraftWork {
 };
 
 void normalise(float* to, const float* x, const float* weight, int count, float eps) {
-    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(square_sum(x, count) / count + eps));
-    for (int i = 0; i < count; i += 16) {
-        const __m512 v = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(weight + i));
-        _mm512_mask_storeu_ps(to + i, first_lanes(count - i), v);
-    }
+    const Floats factor = each(1.0f / std::sqrt(square_sum(x, count) / count + eps));
+    for (int i = 0; i < count; i += LANES)
+        store(to + i, load(x + i) * factor * load(weight + i), first_lanes(count - i));
 }
 
 // Keys and values of all pairs, and logits after those of `ends`, whose hidden states are kept in `ahead`.
@@ -108,33 +67,33 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
     step.kv_pool = draft.kv_pool, step.num_slots = draft.num_slots;
     step.rotation = draft.rotation, step.rotation_rows = rotations.data();
     const auto slots_of = [&](const Pair& pair) { return draft.slot_table + pair.table_row * draft.table_width; };
-    const auto store = [](float* to, const __m512* y) {
-        for (int v = 0; v < 4; v++) _mm512_storeu_ps(to + 16 * v, y[v]);
+    const auto put = [](float* to, const Floats* y) {
+        for (int v = 0; v < WHOLE / 2; v++) store(to + LANES * v, y[v]);
     };
 
     if (!is_guessed) {
         crew.run(n, [&](int p) {
             const uint16_t* from = draft.features + size_t(slots_of(pairs[p])[pairs[p].position]) * read;
             float* to = work.wide + size_t(p) * head.fc.inputs;
-            for (int i = 0; i < head.fc.inputs; i += 16) _mm512_storeu_ps(to + i, load_bf16(from + i, read - i));
+            for (int i = 0; i < head.fc.inputs; i += LANES) store(to + i, load_bf16(from + i, read - i));
             prepare(head.fc, in, p, to, 1.0f, nullptr);
         });
         multiply(crew, head.fc, in, n,
-                 [&](int p, int half, const __m512* y) { store(work.fused + size_t(p) * hidden + half * HALF, y); });
+                 [&](int p, int half, const Floats* y) { put(work.fused + size_t(p) * hidden + half * HALF, y); });
     }
     crew.run(n, [&](int p) {
         float *fused = work.fused + size_t(p) * hidden, *pair = work.pair + size_t(p) * both;
         if (is_guessed) std::memcpy(fused, draft.ahead + size_t(pairs[p].table_row) * hidden, hidden * sizeof(float));
         float* embedding = work.wide + size_t(p) * hidden;
-        for (int i = 0; i < hidden; i += 16)
-            _mm512_storeu_ps(embedding + i, load_bf16(pairs[p].embedding + i, head.hidden - i));
+        for (int i = 0; i < hidden; i += LANES)
+            store(embedding + i, load_bf16(pairs[p].embedding + i, head.hidden - i));
         std::memset(pair, 0, both * sizeof(float));
         normalise(pair, embedding, head.token_norm, head.hidden, head.eps);
         normalise(pair + head.hidden, fused, head.feature_norm, head.hidden, head.eps);
         prepare(head.keys_values, in, p, pair, 1.0f, nullptr);
     });
-    multiply(crew, head.keys_values, in, n, [&](int p, int half, const __m512* y) {
-        store(work.wide + size_t(p) * keys_values + half * HALF, y);
+    multiply(crew, head.keys_values, in, n, [&](int p, int half, const Floats* y) {
+        put(work.wide + size_t(p) * keys_values + half * HALF, y);
     });
     crew.run(n, [&](int p) {
         const int slot = slots_of(pairs[p])[pairs[p].position + 1];
@@ -145,8 +104,8 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
     step.rotation_rows = end_rotations.data();
     crew.run(num_ends,
              [&](int e) { prepare(head.queries, in, e, work.pair + size_t(ends[e]) * both, 1.0f, nullptr); });
-    multiply(crew, head.queries, in, num_ends, [&](int e, int half, const __m512* y) {
-        store(work.wide + size_t(e) * queries + half * HALF, y);
+    multiply(crew, head.queries, in, num_ends, [&](int e, int half, const Floats* y) {
+        put(work.wide + size_t(e) * queries + half * HALF, y);
     });
     crew.run(num_ends, [&](int e) {
         place_heads(only_queries, step, work.heads, Layer{}, 0, e, 0, work.wide + size_t(e) * queries);
@@ -161,18 +120,18 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
         const Row row = {pairs[ends[e]].table_row, pairs[ends[e]].position, e, 1, 0};
         Attention(shape, step, work.heads, 0, Part{&row, 1, 0, 1, 0}, item % head.num_kv_heads);
     });
-    const auto add_to_x = [&](int e, int half, const __m512* y) {
+    const auto add_to_x = [&](int e, int half, const Floats* y) {
         float* x = work.x + size_t(e) * hidden + half * HALF;
-        for (int v = 0; v < 4; v++) _mm512_storeu_ps(x + 16 * v, _mm512_add_ps(_mm512_loadu_ps(x + 16 * v), y[v]));
+        for (int v = 0; v < WHOLE / 2; v++) store(x + LANES * v, load(x + LANES * v) + y[v]);
     };
     crew.run(num_ends,
              [&](int e) { prepare(head.out, in, e, work.heads.attended + size_t(e) * queries, 1.0f, nullptr); });
     multiply(crew, head.out, in, num_ends, add_to_x);
     crew.run(num_ends,
              [&](int e) { prepare_normed(head.gate_up, in, e, work.x + size_t(e) * hidden, head.mlp_norm, shape); });
-    multiply(crew, head.gate_up, in, num_ends, [&](int e, int half, const __m512* y) {
+    multiply(crew, head.gate_up, in, num_ends, [&](int e, int half, const Floats* y) {
         float* to = work.wide + size_t(e) * inner + half * HALF / 2;
-        for (int v = 0; v < 2; v++) _mm512_storeu_ps(to + 16 * v, _mm512_mul_ps(silu(y[v]), y[v + 2]));
+        for (int v = 0; v < WHOLE / 4; v++) store(to + LANES * v, silu(y[v]) * y[v + WHOLE / 4]);
     });
     crew.run(num_ends, [&](int e) { prepare(head.down, in, e, work.wide + size_t(e) * inner, 1.0f, nullptr); });
     multiply(crew, head.down, in, num_ends, add_to_x);
@@ -181,10 +140,10 @@ void run_pairs(const Crew& crew, const Head& head, const Draft& draft, const Dra
         std::memcpy(draft.ahead + size_t(pairs[ends[e]].table_row) * hidden, x, hidden * sizeof(float));
         prepare_normed(head.head, in, e, x, head.norm, shape);
     });
-    multiply(crew, head.head, in, num_ends, [&](int e, int half, const __m512* y) {
-        for (int v = 0; v < 4; v++) {
-            const int id = half * HALF + 16 * v;
-            _mm512_mask_storeu_ps(draft.logits + e * vocab + id, first_lanes(int(vocab) - id), y[v]);
+    multiply(crew, head.head, in, num_ends, [&](int e, int half, const Floats* y) {
+        for (int v = 0; v < WHOLE / 2; v++) {
+            const int id = half * HALF + LANES * v;
+            store(draft.logits + e * vocab + id, y[v], first_lanes(int(vocab) - id));
         }
     });
 }
@@ -204,57 +163,51 @@ int likeliest(const Head& head, const float* logits, const uint16_t* allowed) {
     return found;
 }
 
-}  // namespace
-
-// Bytes of workspace that so many pairs need.
-EXPORT int64_t beholder_draft_workspace(const Head* head, int32_t num_pairs) {
-    return int64_t(DraftWork(*head, num_pairs, nullptr).bytes);
-}
-
 // Computes the pairs of all rows. With lengths, the likeliest tokens are guessed one after the other, for all ends
 // together; without, logits are left for somebody who draws.
-EXPORT void beholder_draft(const Head* head, const Draft* draft, int32_t num_threads) {
-    const Crew crew(num_threads);
-    const DraftWork work(*head, draft->num_pairs, draft->workspace);
+void run_draft(const Crew& crew, const Head& head, const Draft& draft) {
+    const DraftWork work(head, draft.num_pairs, draft.workspace);
     std::vector<Pair> pairs;
-    std::vector<int> ends(draft->num_ends);
-    pairs.reserve(draft->num_pairs);
-    for (const Row* row = draft->rows; row < draft->rows + draft->num_rows; row++)
+    std::vector<int> ends(draft.num_ends);
+    pairs.reserve(draft.num_pairs);
+    for (const Row* row = draft.rows; row < draft.rows + draft.num_rows; row++)
         for (int t = 0; t < row->length; t++) {
             const int pair = row->first + t, position = row->start + t;
-            pairs.push_back({row->table_row, position, draft->in_order ? pair : position, draft->embeddings[pair]});
+            pairs.push_back({row->table_row, position, draft.in_order ? pair : position, draft.embeddings[pair]});
         }
-    for (int e = 0; e < draft->num_ends; e++) {
-        const Row& row = draft->rows[draft->ends[e]];
+    for (int e = 0; e < draft.num_ends; e++) {
+        const Row& row = draft.rows[draft.ends[e]];
         ends[e] = row.first + row.length - 1;
     }
-    run_pairs(crew, *head, *draft, work, pairs, ends, draft->is_guessed);
-    if (!draft->lengths || !draft->num_ends) return;
+    run_pairs(crew, head, draft, work, pairs, ends, draft.is_guessed);
+    if (!draft.lengths || !draft.num_ends) return;
 
-    const int most = *std::max_element(draft->lengths, draft->lengths + draft->num_ends);
-    std::vector<int> asking(draft->num_ends);
-    std::vector<Pair> last(draft->num_ends);
-    for (int e = 0; e < draft->num_ends; e++) asking[e] = e, last[e] = pairs[ends[e]];
+    const int most = *std::max_element(draft.lengths, draft.lengths + draft.num_ends);
+    std::vector<int> asking(draft.num_ends);
+    std::vector<Pair> last(draft.num_ends);
+    for (int e = 0; e < draft.num_ends; e++) asking[e] = e, last[e] = pairs[ends[e]];
     for (int count = 1;; count++) {
         pairs.clear();
         ends.clear();
         std::vector<int> go_on;
         for (size_t i = 0; i < asking.size(); i++) {
             const int e = asking[i];
-            const uint16_t* allowed = count == 1 && draft->allowed ? draft->allowed[e] : nullptr;
-            const int own = likeliest(*head, draft->logits + i * head->head.outputs, allowed);
-            const int64_t id = head->targets ? head->targets[own] : own;
-            draft->guesses[e * most + count - 1] = int32_t(id);
-            if (count >= draft->lengths[e]) continue;
+            const uint16_t* allowed = count == 1 && draft.allowed ? draft.allowed[e] : nullptr;
+            const int own = likeliest(head, draft.logits + i * head.head.outputs, allowed);
+            const int64_t id = head.targets ? head.targets[own] : own;
+            draft.guesses[e * most + count - 1] = int32_t(id);
+            if (count >= draft.lengths[e]) continue;
             const int position = ++last[e].position;
-            const int64_t order = draft->num_pairs + int64_t(count - 1) * draft->num_ends + e;
+            const int64_t order = draft.num_pairs + int64_t(count - 1) * draft.num_ends + e;
             ends.push_back(int(pairs.size()));
-            pairs.push_back({last[e].table_row, position, draft->in_order ? order : position,
-                             draft->table + id * draft->table_stride});
+            pairs.push_back({last[e].table_row, position, draft.in_order ? order : position,
+                             draft.table + id * draft.table_stride});
             go_on.push_back(e);
         }
         if (pairs.empty()) return;
         asking.swap(go_on);
-        run_pairs(crew, *head, *draft, work, pairs, ends, true);
+        run_pairs(crew, head, draft, work, pairs, ends, true);
     }
 }
+
+}  // namespace

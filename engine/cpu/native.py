@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from enum import IntEnum
 from functools import cache
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from engine.models.decoder import Decoder, DecoderConfig, DecoderLayer, GatedMLP
 from engine.models.eagle3 import Eagle3Config
 from preprocess.blocks.linear import Linear
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Of what layout.h and this file agree on; raised in both when that changes, so that no stale build is used."""
 
 GROUP: Final = 128
@@ -36,6 +37,14 @@ BFLOAT16: Final = 0
 INT8: Final = 1
 TILED: Final = 2
 """`Form` of layout.h."""
+
+
+class Vectors(IntEnum):
+    """`Vectors` of step.cpp."""
+
+    AVX2 = 1
+    AVX512 = 2
+
 
 _P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -119,8 +128,10 @@ def library() -> ctypes.CDLL | None:
     loaded.beholder_version.restype = ctypes.c_int
     if loaded.beholder_version() != VERSION:
         return None
-    for asks in (loaded.beholder_is_supported, loaded.beholder_has_amx, loaded.beholder_has_tiles):
+    for asks in (loaded.beholder_vectors, loaded.beholder_has_amx, loaded.beholder_has_tiles):
         asks.restype = ctypes.c_int
+    loaded.beholder_use.argtypes = (_I32,)
+    loaded.beholder_use.restype = None
     loaded.beholder_workspace.argtypes = (_P, _I32)
     loaded.beholder_workspace.restype = _I64
     loaded.beholder_step.argtypes = (_P, _P, _I32, _I32, _I32)
@@ -145,7 +156,7 @@ def why_not(config: DecoderConfig, dtype: torch.dtype) -> str:
     loaded = library()
     if loaded is None:
         return "native was not built at install, for lack of a C++ compiler or of an x86-64 Linux"
-    return "" if loaded.beholder_is_supported() else "native needs a processor that has AVX-512 with VNNI and BF16"
+    return "" if loaded.beholder_vectors() else "native needs a processor that has AVX2 and FMA"
 
 
 def why_not_head(config: Eagle3Config) -> str:

@@ -1,7 +1,8 @@
-"""Runs a dense decoder on a CPU with AVX-512: a step's layers are one call of `step.cpp`, whatever rows it has.
+"""Runs a dense decoder on a CPU with AVX-512 or AVX2: a step's layers are one call of `step.cpp`, whatever rows it has.
 
 Each token's arithmetic is its own there: what is said does not depend on batches, chunks, cached prefixes or drafts,
-not in bfloat16 either. The vision encoder and sampling are torch's, as in `TorchRunner`.
+not in bfloat16 either. The vision encoder and sampling are torch's, as in `TorchRunner`; the encoder computes in
+float32 where torch has no quick products of bfloat16, and its results are rounded to that.
 
 A processor with AMX multiplies large matrices several times as fast as AVX-512 does. `step.cpp` uses it for weights of
 8 bits; of models with others chunks of prompts are torch's there, and what holds for all tokens elsewhere holds for

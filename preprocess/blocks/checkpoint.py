@@ -9,6 +9,8 @@ left over is named before the first request.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +51,15 @@ class Checkpoint:
         self._open: dict[str, Any] = {}
         self._taken: set[str] = set()
         self._ahead = self._reader() if device.type == "cuda" else None
+
+    @contextmanager
+    def giving(self, dtype: torch.dtype) -> Iterator[None]:
+        """Floating tensors are given out in that type meanwhile."""
+        usual, self.dtype = self.dtype, dtype
+        try:
+            yield
+        finally:
+            self.dtype = usual
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name, or `name` packed."""

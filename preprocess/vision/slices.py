@@ -113,10 +113,12 @@ class SlicedEncoding:
     Args:
         encoder: Any of this package.
         picture: uint8 (tiles or frames, height, width, 3); after the first slice it is not looked at again.
+        dtype: Of the result; else the encoder's.
     """
 
-    def __init__(self, encoder: SlicedEncoder, picture: torch.Tensor) -> None:
+    def __init__(self, encoder: SlicedEncoder, picture: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         self._encoder = encoder
+        self._dtype = dtype
         first, *later = encoder.batches(picture)
         self._batches = deque([first, *(batch.clone() for batch in later)])  # whoever sent the picture may be gone then
         self._state: EncoderState | None = None
@@ -143,4 +145,5 @@ class SlicedEncoding:
         if self._batches or self._state is not None:
             raise RuntimeError("a picture's encoding was asked for before its last slice")
         results = self._results
-        return (results[0] if len(results) == 1 else torch.cat(results)).flatten(0, 1)
+        whole = (results[0] if len(results) == 1 else torch.cat(results)).flatten(0, 1)
+        return whole if self._dtype is None else whole.to(self._dtype)

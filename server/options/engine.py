@@ -17,7 +17,7 @@ class EngineOptions(MediaOptions, frozen=True, kw_only=True):
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Option("Type of weights and KV cache; auto is bfloat16 where the device is fast at it, else float32."),
+        Option("Type of weights and KV cache; auto is bfloat16 where steps are fast in it, else float32."),
     ] = "auto"
     threads: Annotated[
         int, Option("Threads of the engine on a CPU; 0: one less than the cores, at least one.", low=0, high=1024)

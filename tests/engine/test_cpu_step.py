@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import Row, RowSampling, SampledToken, VisionRows
 from engine.config import EngineConfig
-from engine.cpu.native import INT8, TILED, has_tiles, library, why_not
+from engine.cpu.native import INT8, TILED, Vectors, has_tiles, library, why_not
 from engine.cpu.runner import CpuRunner
 from engine.load import load_runner
 from engine.models.decoder import DecoderConfig
@@ -100,13 +100,19 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.fixture(params=[True, False], ids=["tiles", "vectors"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether products of 8 bits and attention are computed in tiles (AMX)."""
-    if request.param and not has_tiles():
+@pytest.fixture(params=["tiles", "AVX-512", "AVX2"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether products of 8 bits and attention are computed in tiles (AMX); all kinds of vectors are used in turn."""
+    loaded, kind = library(), request.param
+    assert loaded is not None
+    if kind == "tiles" and not has_tiles():
         pytest.skip("no tiles (AMX) here")
-    monkeypatch.setattr("engine.cpu.native.has_tiles", lambda: request.param)
-    return bool(request.param)
+    if kind == "AVX-512" and loaded.beholder_vectors() < Vectors.AVX512:
+        pytest.skip("no AVX-512 (VNNI, BF16) here")
+    loaded.beholder_use(Vectors.AVX2 if kind == "AVX2" else Vectors.AVX512)
+    monkeypatch.setattr("engine.cpu.native.has_tiles", lambda: kind == "tiles")
+    yield kind == "tiles"
+    loaded.beholder_use(Vectors.AVX512)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["int8", "bfloat16"])
@@ -181,6 +187,27 @@ def test_tiles_multiply_as_vectors_do(shape: str, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(_all_logits(tiled, ids, cuts=cuts, index=1), expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_kinds_of_vectors_compute_alike(shape: str) -> None:
+    """Up to rounding: sums over a vector are in another order, as are pairs of attention's products."""
+    loaded = library()
+    assert loaded is not None
+    if loaded.beholder_vectors() < Vectors.AVX512:
+        pytest.skip("no AVX-512 (VNNI, BF16) here")
+    config = decoder_config(**SHAPES[shape])
+    logits = []
+    for vectors in (Vectors.AVX2, Vectors.AVX512):
+        loaded.beholder_use(vectors)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("engine.cpu.native.has_tiles", lambda: False)
+                runner = make_runner(CpuRunner, config, torch.bfloat16)
+                logits.append(torch.cat([runner.logits([_row(0, 0, [token_id])]) for token_id in _ids(20)]))
+        finally:
+            loaded.beholder_use(Vectors.AVX512)
+    assert _error(logits[0], logits[1]) < 1e-3
+
+
 @pytest.mark.usefixtures("tiles")
 def test_thousands_of_tokens_of_context() -> None:
     config = decoder_config(head_dim=64)
@@ -194,6 +221,7 @@ def test_thousands_of_tokens_of_context() -> None:
     assert _error(native[-50:], exact[-50:]) < 0.02
 
 
+@pytest.mark.usefixtures("tiles")
 def test_nobody_elses_slots_are_read_or_written() -> None:
     """Infinities beyond a sequence's end change nothing, and steps write to the slots of their tokens alone."""
     runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
@@ -220,6 +248,7 @@ def test_many_rows_may_share_the_dummy_slot() -> None:
     assert runner.kv_pool[:, 0].isfinite().all()
 
 
+@pytest.mark.usefixtures("tiles")
 def test_what_is_no_number_stays_in_its_row() -> None:
     runner = make_runner(CpuRunner, decoder_config(), torch.bfloat16)
     healthy = _row(1, 0, _ids(30))
@@ -258,6 +287,7 @@ def test_what_is_no_number_makes_none(shape: str, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", ["llama", "QK-norm, heads of 128, M-RoPE interleaved"])
+@pytest.mark.usefixtures("tiles")
 def test_pictures_stand_in_for_ids_and_add_their_taps(shape: str) -> None:
     """DeepStack's features, M-RoPE's positions, and embeddings that begin anywhere."""
     config = decoder_config(**SHAPES[shape])
@@ -333,6 +363,7 @@ class _Mask:
         return self._words
 
 
+@pytest.mark.usefixtures("tiles")
 def test_tokens_are_drawn_as_torch_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy rows, those of grammars among them, are compared natively, the others beside them by torch: the first of
     equal logits, whatever is no number.
@@ -370,6 +401,7 @@ def test_tokens_are_drawn_as_torch_draws_them(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 10, 15])
 @pytest.mark.parametrize("shape", ["the bundled model's heads", "heads of 10, odd sizes everywhere", "heads of 80"])
+@pytest.mark.usefixtures("tiles")
 def test_guesses_of_a_tree_share_what_precedes_them(shape: str, count: int) -> None:
     """To the bit what each way through the tree has as a chain, before and behind blocks of positions."""
     runner = make_runner(CpuRunner, decoder_config(**SHAPES[shape]), torch.bfloat16, rows=20)

@@ -18,6 +18,7 @@ from tiny_smolvlm import tiny_smolvlm
 from tiny_weights import randomise
 
 from engine.config import EngineConfig
+from engine.cpu.native import why_not
 from engine.load import LIKELY, likely_shapes, load_runner, resolve_dtype
 from engine.runner import TorchRunner
 from engine.speculation.drafter import DraftRow
@@ -317,6 +318,34 @@ def test_every_type_loads(folder: Path) -> None:
         assert runner.kv_pool.dtype is dtype
         assert runner.encode([torch.zeros(1, 32, 32, 3, dtype=torch.uint8)])[0].dtype is dtype
     assert resolve_dtype("auto", torch.device("cpu")) in (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("has_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("is_fast", [True, False], ids=["bfloat16 is quick", "bfloat16 is slow"])
+def test_auto_is_the_type_that_is_quick_here(
+    folder: Path, is_fast: bool, has_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native steps have bfloat16 wherever they are; torch computes the encoder in it only where it is quick."""
+    if has_native and why_not(load_runner(EngineConfig(str(folder))).model.config, torch.bfloat16):  # type: ignore[attr-defined]
+        pytest.skip("no native step here")
+    monkeypatch.setattr("engine.load._is_fast_at_bfloat16", lambda device: is_fast)
+    if not has_native:
+        monkeypatch.setattr("engine.cpu.native.library", lambda: None)
+    quick = torch.bfloat16 if is_fast else torch.float32
+    runner = _load(folder, dtype="auto")
+    assert runner.kv_pool.dtype is (torch.bfloat16 if has_native else quick)
+    assert runner.encoder.dtype is quick  # type: ignore[attr-defined]
+    picture = torch.randint(0, 255, (1, 32, 32, 3), dtype=torch.uint8)
+    (whole,) = runner.encode([picture])
+    sliced = runner.begin(picture)
+    sliced.run(runner.num_slices(picture.shape))
+    assert whole.dtype is runner.kv_pool.dtype
+    assert torch.equal(sliced.result(), whole)
+    asked = _load(folder, dtype="bfloat16")
+    assert asked.kv_pool.dtype is torch.bfloat16
+    assert asked.encoder.dtype is quick  # type: ignore[attr-defined]
+    drafted = _load(folder, dtype="auto", draft_model=str(folder))
+    assert drafted.kv_pool.dtype is quick  # torch computes the draft model
 
 
 def test_pixels_are_normalised_alike_by_old_and_new_folders(folder: Path) -> None:
