@@ -5,7 +5,8 @@ import: that happens in a thread when the first person comes, so that a server n
 waits for nobody. Meanwhile the page says that it is coming.
 
 Nothing but reading passes to Gradio: the elements of the page call the public API themselves, under its keys and
-limits, so uploads, queues and proxies of Gradio's have no work to do here and stay shut.
+limits, so uploads, queues and proxies of Gradio's have no work to do here and stay shut. What it does from its start on
+is never begun: its queue asks a thousand times a second whether somebody came.
 """
 
 from __future__ import annotations
@@ -87,7 +88,6 @@ class Ui:
         self._scratch = scratch
         self._own = StaticFiles(directory=STATIC)
         self._loading: asyncio.Task[ASGIApp] | None = None
-        self._closing = contextlib.AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -123,15 +123,13 @@ class Ui:
         loop = asyncio.get_running_loop()
         began = loop.time()
         page = await asyncio.to_thread(_import_and_build, self._scratch)
-        await self._closing.enter_async_context(page.router.lifespan_context(page))
         _log.info("the web UI is loaded after %.1f s", loop.time() - began)
         return page
 
     async def close(self) -> None:
-        """End what Gradio runs."""
+        """Let nobody load it any longer."""
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
-        await self._closing.aclose()
 
 
 def _import_and_build(scratch: str) -> FastAPI:

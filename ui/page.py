@@ -22,13 +22,13 @@ TABS: Final = (live, picture, placard, engine_page)
 def build(path: str, scratch: str) -> FastAPI:
     """An application that has the page mounted at `path`; Gradio keeps files, if ever any, below `scratch`."""
     os.environ["GRADIO_TEMP_DIR"] = str(Path(scratch) / "gradio")
-    with gr.Blocks(title="Beholder", analytics_enabled=False, delete_cache=(3600, 3600), fill_width=True) as page:
+    with gr.Blocks(title="Beholder", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(html_template="<beholder-header></beholder-header>", apply_default_css=False)
         with gr.Tabs(elem_id="tabs"):
             for module in TABS:
                 with gr.Tab(module.TITLE, id=module.__name__.rpartition(".")[2]):
                     module.tab()
-    page.queue(default_concurrency_limit=None, api_open=False)  # nobody waits for somebody else's turn
+    page.queue(api_open=False)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     gr.mount_gradio_app(
         app,

@@ -57,6 +57,18 @@ def test_the_page_says_that_it_is_coming_and_then_comes(client: TestClient):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+def test_a_page_that_is_there_keeps_nobody_awake(client: TestClient):
+    """Nothing of Gradio's runs on the server's loop, whose queue woke it a thousand times a second."""
+
+    async def running() -> list[str]:
+        return [task.get_coro().cr_code.co_filename for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+
+    page_of(client)
+    assert client.portal is not None
+    assert not [file for file in client.portal.call(running) if "gradio" in file]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
 def test_nothing_but_reading_passes_to_gradio(client: TestClient, tmp_path: Path):
     page_of(client)
     assert client.post("/ui/gradio_api/upload", files={"files": b"x"}).status_code == 404

@@ -624,6 +624,27 @@ def test_a_lost_connection_is_taken_up_where_it_broke(browser: Any, served_ui: S
     visit.close()
 
 
+def test_a_picture_that_is_taken_while_the_connection_closes_is_skipped(visit: Callable[..., Visit]):
+    """Sending it would say so in the browser's console, for which visits look."""
+    page = visit().page
+    skipped = page.evaluate("""async () => {
+      let socket;
+      const Plain = WebSocket;
+      window.WebSocket = class extends Plain { constructor(...given) { super(...given); socket = this; } };
+      const { StreamClient } = await import("/ui/own/stream_client.js");
+      const client = new StreamClient();
+      const done = client.run();
+      while (!client.ready) await new Promise((wake) => setTimeout(wake, 10));
+      socket.close(4000);
+      const id = client.frame(new Blob(["picture"]));
+      client.close();
+      await done;
+      window.WebSocket = Plain;
+      return [id, client.skipped];
+    }""")
+    assert skipped == [None, 1]
+
+
 def test_a_picture_that_stands_still_for_long_is_marked(visit: Callable[..., Visit]):
     page = start(visit())
     said(page, SCENES)

@@ -65,7 +65,7 @@ export class StreamClient extends EventTarget {
 
   /** Whether a frame sent now would leave at once. */
   get ready() {
-    return this.state === "live" && this.#socket?.bufferedAmount < MAX_BUFFERED;
+    return this.state === "live" && this.#isOpen && this.#socket.bufferedAmount < MAX_BUFFERED;
   }
 
   /** Which session this is, for as long as the server knows it; "" before there is one. */
@@ -128,13 +128,18 @@ export class StreamClient extends EventTarget {
     this.#socket?.close(1000);
   }
 
+  /** A socket that is closing takes nothing, and its session is live until it is told. */
+  get #isOpen() {
+    return this.#socket?.readyState === WebSocket.OPEN;
+  }
+
   #tell(state, message) {
     this.state = state;
     this.dispatchEvent(new CustomEvent("state", { detail: { state, message } }));
   }
 
   #say(event) {
-    if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
+    if (this.#isOpen) this.#socket.send(JSON.stringify(event));
   }
 
   #whyLost(code) {
