@@ -127,7 +127,7 @@ class Ui:
         return page
 
     async def close(self) -> None:
-        """Let nobody load it any longer."""
+        """Wait for whoever loads it."""
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
 

@@ -28,6 +28,7 @@ from preprocess.blocks.linear import Linear
 from preprocess.config import PictureBound
 from preprocess.families import load_family
 from preprocess.model_folder import ModelFolder
+from tests.engine.random_decoder import decoder_config
 
 Config = dict[str, Any]
 
@@ -326,24 +327,24 @@ def test_auto_is_the_type_that_is_quick_here(
     folder: Path, is_fast: bool, has_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Native steps have bfloat16 wherever they are; torch computes the encoder in it only where it is quick."""
-    if has_native and why_not(load_runner(EngineConfig(str(folder))).model.config, torch.bfloat16):  # type: ignore[attr-defined]
+    if has_native and why_not(decoder_config(), torch.bfloat16):
         pytest.skip("no native step here")
     monkeypatch.setattr("engine.load._is_fast_at_bfloat16", lambda device: is_fast)
     if not has_native:
         monkeypatch.setattr("engine.cpu.native.library", lambda: None)
     quick = torch.bfloat16 if is_fast else torch.float32
-    runner = _load(folder, dtype="auto")
+    runner: Any = _load(folder, dtype="auto")
     assert runner.kv_pool.dtype is (torch.bfloat16 if has_native else quick)
-    assert runner.encoder.dtype is quick  # type: ignore[attr-defined]
+    assert runner.encoder.dtype is quick
     picture = torch.randint(0, 255, (1, 32, 32, 3), dtype=torch.uint8)
     (whole,) = runner.encode([picture])
     sliced = runner.begin(picture)
     sliced.run(runner.num_slices(picture.shape))
     assert whole.dtype is runner.kv_pool.dtype
     assert torch.equal(sliced.result(), whole)
-    asked = _load(folder, dtype="bfloat16")
+    asked: Any = _load(folder, dtype="bfloat16")
     assert asked.kv_pool.dtype is torch.bfloat16
-    assert asked.encoder.dtype is quick  # type: ignore[attr-defined]
+    assert asked.encoder.dtype is quick
     drafted = _load(folder, dtype="auto", draft_model=str(folder))
     assert drafted.kv_pool.dtype is quick  # torch computes the draft model
 
