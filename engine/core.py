@@ -142,6 +142,11 @@ class Engine:
         """Whether `step` has something to do."""
         return bool(self._sequences or self._outputs)
 
+    @property
+    def num_requests(self) -> int:
+        """Those that run or wait."""
+        return len(self._sequences)
+
     def submit(self, request: EngineRequest, pixels: LoadPixels) -> Admitted | Rejected:
         """Queue a request, or say why not. `pixels` turns a picture's `Pixels` into a tensor, as often as asked until
         the end.

@@ -133,7 +133,7 @@ class Bench:
             while clock() < started_s + options.seconds:
                 step()
             beside_ms = list(gaps)
-            while engine.stats().num_running + engine.stats().num_waiting > options.streams:
+            while engine.num_requests > options.streams:
                 step()
             result.quiet_ms += quiet_ms
             result.beside_ms += beside_ms
@@ -150,9 +150,8 @@ class Bench:
         started_s = self._clock()
         num_steps = 0
         while engine.has_work or waiting:
-            stats = engine.stats()
             may_ask = min(options.clients, 1 + num_steps // APART)
-            if waiting and stats.num_running + stats.num_waiting < may_ask:
+            if waiting and engine.num_requests < may_ask:
                 engine.submit(waiting.pop(), pixels_of)
             list(_answered(engine))
             num_steps += 1

@@ -17,8 +17,8 @@ drafts. Everything goes through the engine's own loop.
 
 Machines are noisy, the host of a GPU too, on which short steps wait: so each round of a row comes right after a plain
 one. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by one here) are medians of the
-rounds, with the quartiles of `time ÷`. Within a round the middle half counts of the steps that check about as much, and
-none that computes prompts or in which a stream has ended; first tokens, which come with a prompt, are not guessed.
+rounds, with the quartiles of `time ÷`. A step that computes prompts or in which a stream has ended does not count; first
+tokens, which come with a prompt, are not guessed.
 Every size of step is run once before anything is timed, so that no graph is captured later; on a GPU times are ordinary
 time, from one step's results to the next one's.
 
@@ -35,6 +35,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from preprocess.wire import TokenEvents
 from server.bench.arguments import count, counts, probabilities, probability
 from server.bench.figures import table_line
 from server.bench.speculation import Bench, Stream
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from engine.speculation.lengths import Lengths
     from engine.speculation.model_drafting import ModelDrafting
     from engine.speculation.replay import Replay
-    from preprocess.wire import OutputStart, TokenEvents
+    from preprocess.wire import OutputStart
 
 SHAPES: Final = ("chain", "tree", "auto", "model", "asked")
 OF_MODELS: Final = ("model", "asked")
@@ -60,6 +61,10 @@ TEACHING: Final = 4
 """Rounds of the latter that do not count, of the others one: a server has served for longer, and a host that has no
 time to spare learns by and by.
 """
+
+
+HICCUP: Final = 3.0
+"""What a machine adds to a step beyond so many times the median is not the drafts' doing; waits in vain are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,17 +244,21 @@ class _Steps:
         from engine.step_costs import size_class
 
         step = engine.step
+        self._until_s = clock()
 
         def watched() -> list[OutputStart | TokenEvents]:
             running = engine.scheduler.running
             # All have begun: first tokens come with prompts.
             decodes = len(running) == self._num_streams and all(sequence.output_ids for sequence in running)
-            before, drafted = engine.stats().generated_tokens, sum(engine.speculator.drafted.values())
-            started_s = clock()
+            drafted = sum(engine.speculator.drafted.values())
             told = step()
-            elapsed_ms = 1000 * (clock() - started_s)
-            tokens = engine.stats().generated_tokens - before
-            if decodes and tokens:  # none: a step was sent whose results the next call brings
+            events = [event for message in told if isinstance(message, TokenEvents) for event in message.events]
+            tokens = sum(len(event.token_ids) for event in events)
+            if decodes and not tokens:  # a step was sent whose results the next call brings
+                return told
+            now_s = clock()
+            elapsed_ms, self._until_s = 1000 * (now_s - self._until_s), now_s
+            if decodes:
                 drafted = sum(engine.speculator.drafted.values()) - drafted
                 self._times_ms.setdefault(size_class(drafted) if drafted else 0, []).append(elapsed_ms)
                 self.tokens += tokens
@@ -265,14 +274,14 @@ class _Steps:
 
     @property
     def step_ms(self) -> float:
-        """The mean, of those that check about as many drafts by the middle half of them. Raises RuntimeError where
-        there was no step.
+        """The mean; of one that took more than `HICCUP` times what those take that check about as many drafts, no more
+        counts. Raises RuntimeError where there was no step.
         """
         if not self.count:
             raise RuntimeError(
                 f"{self._num_streams} streams never decoded side by side; expected fewer of them, or more --tokens"
             )
-        return sum(len(times_ms) * _middle(times_ms) for times_ms in self._times_ms.values()) / self.count
+        return sum(map(_without_hiccups, self._times_ms.values())) / self.count
 
     @property
     def rate(self) -> float:
@@ -280,10 +289,10 @@ class _Steps:
         return self.tokens / self.count / self.step_ms
 
 
-def _middle(times_ms: list[float]) -> float:
-    """The mean of the middle half."""
-    edge = len(times_ms) // 4
-    return statistics.fmean(sorted(times_ms)[edge : len(times_ms) - edge])
+def _without_hiccups(times_ms: list[float]) -> float:
+    """The sum."""
+    most_ms = HICCUP * statistics.median(times_ms)
+    return sum(min(time_ms, most_ms) for time_ms in times_ms)
 
 
 def _replace_guesses(model: ModelDrafting, source: Replay) -> None:
