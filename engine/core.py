@@ -30,7 +30,7 @@ from engine.failures import duplicate_id, engine_failed, memory_full, queue_full
 from engine.grammar import Grammars
 from engine.intake import Intake, Limits
 from engine.integrity import check
-from engine.kv.cache import KVCache
+from engine.kv.cache import AHEAD, KVCache
 from engine.outputs import Outputs
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import LoadPixels, Sequence, State
@@ -88,11 +88,12 @@ class Engine:
     ) -> None:
         self.config = config
         self.runner = runner
-        self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache)
+        self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
+        ahead = 0 if self._overlapped is None else AHEAD
+        self.kv = KVCache(runner.num_slots, runner.slot_table, share=config.prefix_cache, ahead=ahead)
         self.vision = VisionCache(config.vision_cache_bytes or LEAST_VISION_CACHE, runner.embedding_bytes)
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
         model = None if runner.drafter is None else ModelDrafting(runner.drafter, self.kv, runner.vocab_size, clock)
-        self._overlapped = runner if isinstance(runner, OverlappedRunner) else None
         self.speculator = Speculator(
             config.speculation,
             runner.max_drafts,

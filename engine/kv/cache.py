@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,14 +17,19 @@ from engine.kv.pool import FEW, SlotArray, SlotPool
 from engine.kv.radix import IdArray, Node, RadixTree
 from engine.kv.table import SlotTable
 
+AHEAD: Final = 64
+"""Positions for which a sequence that decodes has slots ahead, where writing the table takes a launch."""
+
 
 @dataclass(slots=True, eq=False)
 class KVHold:
     """What one running sequence holds.
 
-        position   0 ──────────────────── num_committed ──────────── num_slots
-                   │ in the tree, locked    │ private: being          │
-                   │ (or a duplicate)       │ computed, or decoded    │
+        position   0 ──────────────────── num_committed ──────────── num_slots ──────────── num_ready
+                   │ in the tree, locked    │ private: being          │ ahead: in the table, │
+                   │ (or a duplicate)       │ computed, or decoded    │ nobody's as yet      │
+
+    Slots ahead are as good as free: whoever needs them gets them.
 
     `duplicates`: own slots for positions that somebody else put into the tree first. The sequence goes on reading its
     own (they are never remapped under a running batch); they are freed when it ends.
@@ -33,6 +39,7 @@ class KVHold:
     node: Node
     num_committed: int
     num_slots: int
+    num_ready: int
     duplicates: list[SlotArray] = field(default_factory=list)
 
 
@@ -43,19 +50,23 @@ class KVCache:
         num_slots: Slots on the device, the dummy included.
         slot_table: (rows, positions) int32, the runner's.
         share: Whether prefixes stay in the tree for others; if not, every sequence is alone.
+        ahead: For so many positions more sequences that decode are given slots in one write; 0: as they need them.
     """
 
-    def __init__(self, num_slots: int, slot_table: torch.Tensor, *, share: bool = True) -> None:
+    def __init__(self, num_slots: int, slot_table: torch.Tensor, *, share: bool = True, ahead: int = 0) -> None:
         self.pool = SlotPool(num_slots)
         self.tree = RadixTree()
         self.table = SlotTable(slot_table)
         self.share = share
         self._rows = list(range(slot_table.shape[0] - 1, -1, -1))
+        self._ahead = ahead
+        self._num_ahead = 0
+        self._open: dict[int, KVHold] = {}  # by row
 
     @property
     def num_available(self) -> int:
-        """Slots that could be had now: free ones and those that eviction would give."""
-        return self.pool.num_free + self.tree.num_evictable
+        """Slots that could be had now: free ones, those ahead, and those that eviction would give."""
+        return self.pool.num_free + self._num_ahead + self.tree.num_evictable
 
     def cached_length(self, ids: IdArray) -> int:
         """How many leading ids a hold opened now would find computed. The last id is always computed anew."""
@@ -71,34 +82,61 @@ class KVCache:
             node, num = match.node, match.num
             self.table.write_run(row, 0, match.slots)
         self.tree.lock(node)
-        return KVHold(row, node, num, num)
+        hold = self._open[row] = KVHold(row, node, num, num, num)
+        return hold
 
     def grow(self, hold: KVHold, count: int) -> None:
         """Give the next `count` positions slots; evicts where needed. Raises RuntimeError beyond `num_available`."""
+        self._give_back(hold)
         self.table.write_run(hold.row, hold.num_slots, self._allocate(count))
-        hold.num_slots += count
+        hold.num_slots = hold.num_ready = hold.num_slots + count
 
     def grow_each(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
-        """Give each hold so many positions more, in one write."""
+        """Give each hold so many positions more, in one write, or none where all have them ahead."""
+        if self._ahead:
+            self._grow_ahead(holds, counts)
+            return
         num, cells = sum(counts), self.table.cells
         if num <= FEW and cells is not None:
             self._make_room(num)
             taken = iter(self.pool.allocate_few(num))
             for hold, count in zip(holds, counts, strict=True):
                 row, first = hold.row, hold.num_slots
-                hold.num_slots = first + count
+                hold.num_slots = hold.num_ready = first + count
                 for position in range(first, first + count):
                     cells[row, position] = next(taken)
             return
-        slots = self._allocate(num)
-        rows = [hold.row for hold in holds]
-        positions = [hold.num_slots for hold in holds]
-        if len(slots) > len(holds):
-            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-            positions = [first + i for first, count in zip(positions, counts, strict=True) for i in range(count)]
-        self.table.write_cells(rows, positions, slots)
+        self._extend(holds, counts)
         for hold, count in zip(holds, counts, strict=True):
             hold.num_slots += count
+
+    def _grow_ahead(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
+        """As `grow_each`. Once one lacks a slot all are given some ahead, as far as slots are free."""
+        stops = [hold.num_slots + count for hold, count in zip(holds, counts, strict=True)]
+        lacking = [max(stop - hold.num_ready, 0) for hold, stop in zip(holds, stops, strict=True)]
+        if any(lacking):
+            if sum(lacking) > self.pool.num_free:
+                self._take_back()
+                lacking = list(counts)
+            spare = (self.pool.num_free - sum(lacking)) // len(holds)
+            for index, (hold, stop) in enumerate(zip(holds, stops, strict=True)):
+                if 2 * (hold.num_ready - stop) < self._ahead:
+                    most = min(stop + min(self._ahead, spare), self.table.width)
+                    lacking[index] = max(most - hold.num_ready, lacking[index])
+            self._extend(holds, lacking)
+            self._num_ahead += sum(lacking)
+        for hold, stop in zip(holds, stops, strict=True):
+            self._num_ahead -= stop - hold.num_slots
+            hold.num_slots = stop
+
+    def _extend(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
+        """Slots for so many positions behind those that have one, in one write."""
+        slots = self._allocate(sum(counts))
+        firsts = [hold.num_ready for hold in holds]
+        for hold, count in zip(holds, counts, strict=True):
+            hold.num_ready += count
+        rows, offset = np.repeat([hold.row for hold in holds], counts), np.cumsum(counts) - counts
+        self.table.write_cells(rows, np.arange(len(slots)) + np.repeat(np.array(firsts) - offset, counts), slots)
 
     def reorder(self, hold: KVHold, first: int, chosen: Sequence[int]) -> None:
         """Let positions `first` … be those of slots that stood `chosen` places behind it, in that order: of a tree of
@@ -116,13 +154,16 @@ class KVCache:
         assert hold.num_committed <= num_slots <= hold.num_slots
         if num_slots == hold.num_slots:
             return
+        if self._ahead:  # they are those of the next positions
+            self._num_ahead += hold.num_slots - num_slots
+            hold.num_slots = num_slots
+            return
         cells = self.table.cells
         if hold.num_slots - num_slots <= FEW and cells is not None:
             self.pool.free_few([cells[hold.row, position] for position in range(num_slots, hold.num_slots)])
-            hold.num_slots = num_slots
-            return
-        self.pool.free(self.table.read_run(hold.row, num_slots, hold.num_slots).copy())
-        hold.num_slots = num_slots
+        else:
+            self.pool.free(self.table.read_run(hold.row, num_slots, hold.num_slots).copy())
+        hold.num_slots = hold.num_ready = num_slots
 
     def commit(self, hold: KVHold, ids: IdArray) -> None:
         """Put computed positions `num_committed` … into the tree; `ids` are theirs. Call only when their batch is
@@ -143,8 +184,10 @@ class KVCache:
 
     def close(self, hold: KVHold) -> None:
         """The sequence ends or is retracted: unlock its prefix, free what is private, give the row back."""
+        self._give_back(hold)
         for slots in self._private(hold):
             self.pool.free(slots)
+        del self._open[hold.row]
         self.tree.unlock(hold.node)
         self._rows.append(hold.row)
 
@@ -157,20 +200,36 @@ class KVCache:
             holders[hold.node] = holders.get(hold.node, 0) + 1
             owned.extend(self._private(hold))
             rows.append(hold.row)
-            assert hold.num_committed <= hold.num_slots
+            assert hold.num_committed <= hold.num_slots <= hold.num_ready
+            assert self._open[hold.row] is hold
+        assert self._num_ahead == sum(hold.num_ready - hold.num_slots for hold in self._open.values())
         self.tree.check(holders)
         self.pool.check(np.concatenate(owned))
         assert sorted(rows) == list(range(self.table.num_rows)), f"rows not owned exactly once: {sorted(rows)}"
 
     def _private(self, hold: KVHold) -> list[SlotArray]:
-        return [*hold.duplicates, self.table.read_run(hold.row, hold.num_committed, hold.num_slots).copy()]
+        return [*hold.duplicates, self.table.read_run(hold.row, hold.num_committed, hold.num_ready).copy()]
 
     def _allocate(self, count: int) -> SlotArray:
         self._make_room(count)
         return self.pool.allocate(count)
 
+    def _give_back(self, hold: KVHold) -> None:
+        """A hold's slots ahead are free again."""
+        if hold.num_ready > hold.num_slots:
+            self.pool.free(self.table.read_run(hold.row, hold.num_slots, hold.num_ready).copy())
+            self._num_ahead -= hold.num_ready - hold.num_slots
+            hold.num_ready = hold.num_slots
+
+    def _take_back(self) -> None:
+        """Those of all holds are."""
+        for hold in self._open.values():
+            self._give_back(hold)
+
     def _make_room(self, count: int) -> None:
         """Evict what is missing."""
+        if count > self.pool.num_free:
+            self._take_back()
         missing = count - self.pool.num_free
         if missing > 0:
             self.pool.free(self.tree.evict(missing))

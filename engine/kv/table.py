@@ -28,7 +28,7 @@ class SlotTable:
         self._device: torch.Tensor | None = None if tensor.device.type == "cpu" else tensor
         self._host: NDArray[np.int32] = tensor.numpy() if self._device is None else np.zeros(tensor.shape, np.int32)
         self._cells = self._host.data
-        self.num_rows, self._width = tensor.shape
+        self.num_rows, self.width = tensor.shape
 
     @property
     def cells(self) -> memoryview | None:
@@ -41,9 +41,9 @@ class SlotTable:
         if self._device is not None:
             self._device[row, start : start + len(slots)] = _send(slots, self._device.device)
 
-    def write_cells(self, rows: list[int], positions: list[int], slots: SlotArray) -> None:
-        """Set one position in each of several rows, with one launch: each step waits for it."""
-        cells = np.array(rows, np.int64) * self._width + np.array(positions, np.int64)
+    def write_cells(self, rows: NDArray[np.int64], positions: NDArray[np.int64], slots: SlotArray) -> None:
+        """Set any positions of any rows, (slots,) each, with one launch: each step waits for it."""
+        cells = rows * self.width + positions
         self._host.reshape(-1)[cells] = slots
         if self._device is not None:
             sent = _send(np.concatenate((cells.view(np.int32), slots)), self._device.device)

@@ -17,10 +17,9 @@ drafts. Everything goes through the engine's own loop.
 
 Machines are noisy, the host of a GPU too, on which short steps wait: so each round of a row comes right after a plain
 one. `step ×` (what a step takes by a plain one) and `time ÷` (what a plain token takes by one here) are medians of the
-rounds, with the quartiles of `time ÷`. A step that computes prompts or in which a stream has ended does not count; first
-tokens, which come with a prompt, are not guessed.
-Every size of step is run once before anything is timed, so that no graph is captured later; on a GPU times are ordinary
-time, from one step's results to the next one's.
+rounds, with the quartiles of `time ÷`. Steps that compute prompts or in which a stream has ended do not count; first
+tokens, which come with a prompt, are not guessed. Every size of step is run once before anything is timed, so that no
+graph is captured later; on a GPU times are ordinary time, from one step's results to the next one's.
 
     beholder bench replay [--model FOLDER] [--device cuda] [--draft-model FOLDER | --draft-head FOLDER]
                             [--streams 1,4,16] [--accuracy 0,0.5,0.8,1] [--length 1,3,7]
