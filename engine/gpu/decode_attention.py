@@ -52,10 +52,12 @@ def num_parts(rows: int, num_kv_heads: int) -> int:
 
 def part_keys(lengths: NDArray[np.int32], num_kv_heads: int) -> NDArray[np.int32]:
     """How many keys a part has, for each of the rows of these lengths: whole blocks, about the same in all programs."""
-    blocks = -(-lengths // BLOCK_KEYS)
+    blocks = (lengths + (BLOCK_KEYS - 1)) // BLOCK_KEYS
     wanted = max(1.0, float(blocks.sum()) * num_kv_heads / PROGRAMS)  # blocks of a program
-    parts = np.clip(np.rint(blocks / wanted).astype(np.int32), 1, num_parts(len(lengths), num_kv_heads))
-    return -(-blocks // parts) * BLOCK_KEYS
+    parts = np.rint(blocks / wanted).astype(np.int32)
+    np.minimum(parts, num_parts(len(lengths), num_kv_heads), out=parts)
+    np.maximum(parts, 1, out=parts)  # `clip` takes twice as long as both
+    return (blocks + (parts - 1)) // parts * BLOCK_KEYS
 
 
 def most_queries(num_heads: int, num_kv_heads: int, head_dim: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -52,7 +53,7 @@ class FilledSize:
         has.
         """
         bits = into.view(np.uint32)
-        bits.reshape(-1, self.queries)[:] = _ALL >> np.arange(self.queries - 1, -1, -1, dtype=np.uint32)
+        bits.reshape(-1, self.queries)[:] = _chain(self.queries)
         for first, parents, count in trees:
             own = seen_bits(parents, count)
             for begin in range(first - first % self.queries, first + count, self.queries):  # attention's rows
@@ -61,6 +62,12 @@ class FilledSize:
                 text = (1 << lowest) - 1
                 start, stop = max(begin, first), min(end, first + count)
                 bits[start:stop] = [one << lowest & _ALL | text for one in own[start - first : stop - first]]
+
+
+@cache
+def _chain(queries: int) -> NDArray[np.uint32]:
+    """What each token of one of attention's rows sees in a chain."""
+    return np.full(queries, _ALL, np.uint32) >> np.arange(queries - 1, -1, -1, dtype=np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,14 @@ class FilledRows:
     @classmethod
     def of(cls, starts: NDArray[np.int64], counts: NDArray[np.int64], width: int) -> FilledRows:
         """Rows of `counts` tokens, `width` at most, that follow one another from the positions `starts`."""
+        stops = counts.cumsum()
         firsts = width * np.arange(1, len(counts) + 1) - counts
-        ordinals = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # within its row
-        return cls(counts, firsts, np.repeat(firsts, counts) + ordinals, np.repeat(starts, counts) + ordinals)
+        ordinals = np.arange(stops[-1]) - (stops - counts).repeat(counts)  # within its row
+        return cls(counts, firsts, firsts.repeat(counts) + ordinals, starts.repeat(counts) + ordinals)
 
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values (rows,) for each token of its row, (tokens,)."""
-        return np.repeat(values, self.counts)
+        return values.repeat(self.counts)
 
 
 class TextRow(Protocol):
@@ -124,8 +132,7 @@ class FilledTexts(FilledRows):
     @classmethod
     def of_rows(cls, rows: Sequence[TextRow], width: int, *, has_axes: bool) -> FilledTexts:
         """Of rows of `width` tokens at most. Models that rotate by one position know no deltas."""
-        starts = np.array([row.start for row in rows])
-        filled = FilledRows.of(starts, np.array([len(row.token_ids) for row in rows]), width)
-        table_rows = np.array([row.table_row for row in rows])
-        deltas = np.array([row.position_delta * has_axes for row in rows])
+        of_rows = [(row.start, len(row.token_ids), row.table_row, row.position_delta * has_axes) for row in rows]
+        starts, counts, table_rows, deltas = np.array(of_rows).T
+        filled = FilledRows.of(starts, counts, width)
         return cls(filled.counts, filled.firsts, filled.at, filled.positions, starts, table_rows, deltas)

@@ -1,4 +1,4 @@
-"""A step that has been launched on a GPU: its tokens are copied out of the device behind it, for whoever asks."""
+"""A step that has been launched on a GPU: its tokens are copied out of the device behind it, for whoever asks once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import islice
 import torch
 
 from engine.batch import SampledToken
+from engine.gpu.staging import Results
 
 
 class CudaFlight:
@@ -16,18 +17,26 @@ class CudaFlight:
         tokens: int64, of all samples of the step.
         picks: Which of those each row with `sampling` is.
         known: By index among these rows, what the host has drawn already.
+        results: Memory for what comes out.
         is_first: See `engine.batch.Flight`.
     """
 
     def __init__(
-        self, tokens: torch.Tensor, picks: list[int], known: dict[int, SampledToken], *, is_first: bool = False
+        self,
+        tokens: torch.Tensor,
+        picks: list[int],
+        known: dict[int, SampledToken],
+        results: Results,
+        *,
+        is_first: bool = False,
     ) -> None:
         self.is_first = is_first
         self._picks = picks
         self._known = known
-        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._results = results
+        self._pinned, self._copied = results.take(len(tokens))
+        self._tokens = self._pinned[: len(tokens)]
         self._tokens.copy_(tokens, non_blocking=True)
-        self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
     def wait(self) -> None:
@@ -38,6 +47,7 @@ class CudaFlight:
         """See `engine.batch.Flight.result`."""
         self._copied.synchronize()
         token_ids: list[int] = self._tokens.tolist()
+        self._results.give_back(self._pinned, self._copied)
         known = self._known
         return [known.get(index) or SampledToken(token_ids[pick]) for index, pick in enumerate(self._picks)]
 

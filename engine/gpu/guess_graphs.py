@@ -30,6 +30,7 @@ from engine.gpu.guess_layout import MOST_GUESSES, GuessLayout, Texts
 from engine.gpu.ops import GuessInputs, decode_inputs, guess_inputs
 from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.skinny import of_each_kind
+from engine.gpu.staging import Staging
 from engine.gpu.step_sizes import WIDTHS, coarse, row_sizes
 from engine.sampling import CANDIDATES, COLDEST, draw_among, finite, forbid, is_filtered
 from engine.speculation.drafter import DraftRow
@@ -123,7 +124,8 @@ class GuessGraphs:
         self._row_sizes = coarse(row_sizes(most))  # more of a step's rows cost hardly more, and a graph costs a start
         self._texts = Texts(lag, self._dummy, guesser.known_ids, vocab_size, kv_heads, has_axes=guesser.has_axes)
         tokens = max(rows * width for rows, width in self.sizes())
-        self._inputs = torch.zeros(GuessLayout(most, 1, 1).length + 8 * tokens, dtype=torch.int32, device=device)
+        length = GuessLayout(most, 1, 1).length + 8 * tokens
+        self._staging = Staging(torch.zeros(length, dtype=torch.int32, device=device))
         self._token_ids, self._unread = torch.zeros((2, tokens), dtype=torch.int64, device=device)
         self._slots, self._before = torch.zeros((2, tokens), dtype=torch.int32, device=device)
         self._future = torch.zeros(table.shape[0], dtype=torch.int64, device=device)  # no id is ever asked of it
@@ -233,9 +235,8 @@ class GuessGraphs:
         layout: GuessLayout,
     ) -> None:
         """Inputs to the device."""
-        staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
-        layout.write(layout.cut(staged.numpy()), rows, lengths, sampling, self._texts)
-        self._inputs[: layout.length].copy_(staged, non_blocking=True)
+        layout.write(self._staging.zeros(layout), rows, lengths, sampling, self._texts)
+        self._staging.send(layout)
 
     def _prepare(self, parts: dict[str, torch.Tensor], rows: int) -> GuessInputs:
         """Inputs of the next guess."""
@@ -257,7 +258,7 @@ class GuessGraphs:
 
     def _first(self, layout: GuessLayout) -> tuple[()]:
         """What is new of each text, as it is captured."""
-        parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
+        parts: dict[str, torch.Tensor] = layout.cut(self._staging.into)
         tokens, lag = layout.tokens, self._lag
         token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
         ids, places, positions = parts["ids"], parts["places"], parts["positions"]
@@ -276,7 +277,7 @@ class GuessGraphs:
 
     def _following(self, layout: GuessLayout) -> tuple[()]:
         """The last guesses as tokens, as it is captured."""
-        parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
+        parts: dict[str, torch.Tensor] = layout.cut(self._staging.into)
         count = layout.rows
         own = self._prepare(parts, count)
         rows = DecodeRows(own.table_rows, own.positions, parts["next_cuts"])
@@ -295,7 +296,7 @@ class GuessGraphs:
 
     def _draw(self, layout: GuessLayout, *, filters: bool) -> tuple[()]:
         """A guess of each row, as it is captured."""
-        parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
+        parts: dict[str, torch.Tensor] = layout.cut(self._staging.into)
         count = layout.rows
         logits, last, spots = self._logits[:count], self._last[:count], self._next.spots[:count]
         keys, temperatures = self._next.keys[:count], parts["temperatures"].view(torch.float32)

@@ -20,7 +20,7 @@ import torch
 
 from engine.attention.flashinfer_backend import FlashInferAttention
 from engine.attention.flashinfer_modules import AttentionModules, NoModules
-from engine.batch import PictureEncoding, Row, RowSampling, SampledToken
+from engine.batch import DraftedAlike, PictureEncoding, Row, RowSampling, SampledToken
 from engine.gpu.drafters import GraphedDraftModel, GraphedHead
 from engine.gpu.draws import Draws, Wanted
 from engine.gpu.eager_steps import EagerSteps
@@ -28,6 +28,8 @@ from engine.gpu.encoder_graphs import EncoderGraphs
 from engine.gpu.flight import CudaFlight, JoinedFlight
 from engine.gpu.forward import FusedDecoder
 from engine.gpu.guess_graphs import GuessGraphs
+from engine.gpu.sampling import is_plain
+from engine.gpu.staging import Results
 from engine.gpu.step_graphs import StepGraphs, StepResult
 from engine.gpu.step_layout import StepRows, is_decode
 from engine.gpu.verify_graphs import VerifyGraphs
@@ -89,6 +91,7 @@ class CudaRunner(TorchRunner):
         table = self.padded_table
         self._future = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._draws = Draws(self._future)
+        self._results = Results()
         self._modules = modules
         self._captures_more = True
         self._drafts = drafts
@@ -239,6 +242,8 @@ class CudaRunner(TorchRunner):
     def _launch(self, rows: Sequence[Row]) -> CudaFlight:
         """Rows that share a replay, or launches."""
         result = self._replayed(rows)
+        if result is not None and all(map(_is_drawn, rows)):
+            return CudaFlight(result.tokens, result.picks, {}, self._results, is_first=result.is_first)
         if result is not None:
             wanted = Wanted.of(rows, self.max_rows, result.picks)
             logits, tokens = result.logits, result.tokens
@@ -247,7 +252,8 @@ class CudaRunner(TorchRunner):
             logits = self.logits(rows)
             tokens = self._draws.draw(logits, wanted)
         is_first = result is not None and result.is_first
-        return CudaFlight(tokens, wanted.picks, self._draws.redraw(logits, tokens, wanted), is_first=is_first)
+        known = self._draws.redraw(logits, tokens, wanted)
+        return CudaFlight(tokens, wanted.picks, known, self._results, is_first=is_first)
 
     def _replayed(self, rows: Sequence[Row]) -> StepResult | None:
         """The step as a graph; None where none fits."""
@@ -261,6 +267,12 @@ class CudaRunner(TorchRunner):
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Runs the forward of a step kernel by kernel: see `EagerSteps.logits`."""
         return self._eager.logits(rows)
+
+
+def _is_drawn(row: Row) -> bool:
+    """Whether a graph draws all that a row wants. Drafts want no more than their row where they are `DraftedAlike`."""
+    how = row.sampling
+    return how is None or (is_plain(how) and (not row.drafted or isinstance(row.drafted, DraftedAlike)))
 
 
 def _parts(rows: Sequence[Row]) -> list[list[int]]:

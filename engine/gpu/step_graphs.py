@@ -29,6 +29,7 @@ from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs, gather_slots
 from engine.gpu.sampling import draw
 from engine.gpu.size_table import SizeTable
+from engine.gpu.staging import Staging
 from engine.gpu.step_layout import MOST_CHUNKS, Layout, StepRows
 from engine.gpu.step_sizes import EARLY_ROWS, KINDS, LITTLE, Size, coarse, decode_sizes, prompt_sizes
 
@@ -87,7 +88,7 @@ class StepGraphs:
         self._prompt_sizes = prompt_sizes(self.most, most_tokens)
         self._most_tokens = max(size.prompt for size in self._prompt_sizes)
         longest = Layout(self.most, self._most_tokens, MOST_CHUNKS)
-        self._inputs = torch.zeros(longest.length, dtype=torch.int32, device=device)
+        self._staging = Staging(torch.zeros(longest.length, dtype=torch.int32, device=device))
         self._chunk_slots = torch.zeros(MOST_CHUNKS * table.shape[1], dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(longest.tokens, dtype=torch.int64, device=device)
         self._slots = torch.zeros(longest.tokens, dtype=torch.int32, device=device)
@@ -203,14 +204,14 @@ class StepGraphs:
 
     def _send(self, rows: StepRows, layout: Layout, reader: Reader) -> Any:
         """Inputs and the plan of chunks' attention to the device, padded."""
-        staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
         kv_heads = self._attention.num_kv_heads
-        layout.write(layout.cut(staged.numpy()), rows, dummy=self.most, kv_heads=kv_heads, has_axes=self._has_axes)
+        parts = self._staging.zeros(layout)
+        layout.write(parts, rows, dummy=self.most, kv_heads=kv_heads, has_axes=self._has_axes)
         chunk_plan: Any = ()
         if layout.prompt:
             schedule = self._attention.schedule
             chunk_plan = schedule(rows.chunk_lengths, self._workspace, reader, padded_tokens=layout.prompt)
-        self._inputs[: layout.length].copy_(staged, non_blocking=True)
+        self._staging.send(layout)
         return chunk_plan
 
     @torch.inference_mode()
@@ -218,7 +219,7 @@ class StepGraphs:
         layout = Layout(size.decode, size.prompt, MOST_CHUNKS if size.prompt else 0)
         reader = self._reader(size)
         plan = self._send(StepRows([], [], []), layout, reader)
-        ids = layout.cut(self._inputs)["ids"]  # of tokens that differ: each chooses experts of its own
+        ids = layout.cut(self._staging.into)["ids"]  # of tokens that differ: each chooses experts of its own
         ids.copy_(torch.arange(layout.tokens, device=ids.device) % self._decoder.model.config.vocab_size)
         self._forward(layout, plan, reader)  # kernels compile and libraries set up outside of the capture
         graph = Graph(lambda: self._forward(layout, plan, reader), self.memory)
@@ -229,7 +230,7 @@ class StepGraphs:
 
     def _forward(self, layout: Layout, chunk_plan: Any, reader: Reader) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
-        parts: dict[str, torch.Tensor] = layout.cut(self._inputs)
+        parts: dict[str, torch.Tensor] = layout.cut(self._staging.into)
         decode, tokens = layout.decode, layout.tokens
         token_ids, slots = self._token_ids[:tokens], self._slots[:tokens]
         decode_inputs(parts["ids"], parts["places"], parts["positions"], self._future, self._table, token_ids, slots)

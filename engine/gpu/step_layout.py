@@ -156,11 +156,13 @@ class Layout:
         sampling = self._write_decodes(parts, rows.decodes, has_axes=has_axes)
         sampling += self._write_chunks(parts, rows.chunks, has_axes=has_axes)
         if sampling:
-            at = np.array([sample.at for sample in sampling])
-            parts["keys"].view(np.int64)[at] = [noise_key(sample.how) for sample in sampling]
-            parts["ends"][at] = [sample.end for sample in sampling]
-            parts["sample_places"][at] = [sample.row.table_row for sample in sampling]
-            parts["temperatures"].view(np.float32)[at] = [temperature_of(sample.how.params) for sample in sampling]
+            at, ends, places = np.array([(sample.at, sample.end, sample.row.table_row) for sample in sampling]).T
+            parts["ends"][at] = ends
+            parts["sample_places"][at] = places
+            temperatures = [temperature_of(sample.how.params) for sample in sampling]
+            if any(temperatures):  # else noise takes no part
+                parts["temperatures"].view(np.float32)[at] = temperatures
+                parts["keys"].view(np.int64)[at] = [noise_key(sample.how) for sample in sampling]
         if self.decode:
             lengths = np.ones(self.decode, np.int32)
             lengths[: len(rows.decodes)] += parts["positions"][: len(rows.decodes)]
@@ -176,14 +178,12 @@ class Layout:
         count = len(rows)
         if not count:
             return []
-        positions = np.array([row.start for row in rows], np.int32)
-        parts["ids"][:count] = [row.token_ids[0] for row in rows]
+        of_rows = [(row.start, row.token_ids[0], row.table_row, row.position_delta * has_axes) for row in rows]
+        positions, ids, places, deltas = np.array(of_rows, np.int32).T
+        parts["ids"][:count] = ids
         parts["positions"][:count] = positions
-        parts["places"][:count] = [row.table_row for row in rows]
-        rotary = parts["rotary"].reshape(3, self.tokens)
-        rotary[:, :count] = positions
-        if has_axes:
-            rotary[:, :count] += np.array([row.position_delta for row in rows], np.int32)
+        parts["places"][:count] = places
+        parts["rotary"].reshape(3, self.tokens)[:, :count] = positions + deltas
         return [_Sample(at, at, row, row.sampling) for at, row in enumerate(rows) if row.sampling is not None]
 
     def _write_chunks(

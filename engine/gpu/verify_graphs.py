@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.attention.flashinfer_backend import FlashInferAttention, StepPlan
 from engine.batch import Row
@@ -33,6 +32,7 @@ from engine.gpu.graph import Graph, GraphMemory
 from engine.gpu.ops import decode_inputs
 from engine.gpu.sampling import draw, temperature_of
 from engine.gpu.skinny import of_each_kind
+from engine.gpu.staging import Staging
 from engine.gpu.step_graphs import StepResult
 from engine.gpu.step_layout import cut
 from engine.gpu.step_sizes import MOST_CHECKED, WIDTHS, checked_ahead, most_checked, row_sizes
@@ -62,7 +62,7 @@ class VerifyLayout(FilledSize):
 class _Buffers:
     """What all sizes share: inputs, token ids, slots of tokens, logits."""
 
-    inputs: torch.Tensor
+    staging: Staging
     token_ids: torch.Tensor
     slots: torch.Tensor
     logits: torch.Tensor
@@ -151,9 +151,8 @@ class VerifyGraphs:
 
     def _send(self, rows: Sequence[Row], layout: VerifyLayout) -> list[int]:
         """Inputs to the device; which tokens are the rows'."""
-        buffers = self._shared()
-        staged = torch.zeros(layout.length, dtype=torch.int32, pin_memory=True)
-        parts: dict[str, NDArray[np.int32]] = layout.cut(staged.numpy())
+        staging = self._shared().staging
+        parts = staging.zeros(layout)
         for name in ("places", "sample_places"):
             parts[name].fill(self._dummy)
         at = np.empty(0, np.int64)
@@ -161,11 +160,12 @@ class VerifyGraphs:
         if rows:
             filled = FilledTexts.of_rows(rows, layout.width, has_axes=self._has_axes)
             at = filled.at
-            trees += [
-                (first, row.parents, len(row.token_ids))
-                for first, row in zip(filled.firsts.tolist(), rows, strict=True)
-                if row.parents is not None
-            ]
+            if any(row.parents is not None for row in rows):
+                trees += [
+                    (first, row.parents, len(row.token_ids))
+                    for first, row in zip(filled.firsts.tolist(), rows, strict=True)
+                    if row.parents is not None
+                ]
             parts["ids"][at] = [token_id for row in rows for token_id in row.token_ids]
             parts["places"][at] = filled.each(filled.table_rows)
             parts["positions"][at] = filled.positions
@@ -176,11 +176,11 @@ class VerifyGraphs:
             if any(temperatures):
                 parts["keys"].view(np.int64)[at] = [noise_key(how) for how in sampling]
                 parts["temperatures"].view(np.float32)[at] = temperatures
-            alone = filled.counts == 1
-            parts["sample_places"][filled.firsts[alone]] = filled.table_rows[alone]
+            if plain := [index for index, row in enumerate(rows) if not row.drafted]:
+                parts["sample_places"][filled.firsts[plain]] = filled.table_rows[plain]
         layout.let_see(parts["seen"], trees)
         parts["part_keys"][:] = part_keys(layout.lengths(parts["positions"]), self._attention.num_kv_heads)
-        buffers.inputs[: layout.length].copy_(staged, non_blocking=True)
+        staging.send(layout)
         return at.tolist()
 
     def _shared(self) -> _Buffers:
@@ -192,7 +192,7 @@ class VerifyGraphs:
             token_ids = torch.zeros(most, dtype=torch.int64, device=device)
             slots = torch.zeros(most, dtype=torch.int32, device=device)
             logits = torch.empty((most, config.vocab_size), dtype=torch.float32, device=device)
-            self._buffers = _Buffers(inputs, token_ids, slots, logits)
+            self._buffers = _Buffers(Staging(inputs), token_ids, slots, logits)
         return self._buffers
 
     @torch.inference_mode()
@@ -210,7 +210,7 @@ class VerifyGraphs:
     def _forward(self, layout: VerifyLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """The step as it is captured."""
         buffers, tokens = self._shared(), layout.tokens
-        parts: dict[str, torch.Tensor] = layout.cut(buffers.inputs)
+        parts: dict[str, torch.Tensor] = layout.cut(buffers.staging.into)
         token_ids, slots = buffers.token_ids[:tokens], buffers.slots[:tokens]
         places, positions = parts["places"], parts["positions"]
         decode_inputs(parts["ids"], places, positions, self._future, self._table, token_ids, slots)
