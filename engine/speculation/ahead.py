@@ -13,6 +13,7 @@ A model's guesses cannot be looked at: waits for them in vain are made ever more
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from engine.speculation.account import SURPRISE
@@ -22,8 +23,16 @@ SHARE: Final = 0.003
 SAVED: Final = 64
 DEBT: Final = 256
 """Of so many steps at most that share is saved, and owed."""
-FORGETTING: Final = 1 / 128
-"""What one step without a look takes from what looks are taken for: a busy machine may have made them dear."""
+LOOKS: Final = 5
+"""The median of so many of the newest looks counts, the lesser of two."""
+FORGETTING: Final = 1 / 2048
+FORGETTING_FIRST: Final = 1 / 128
+"""What one step without a look takes from what looks are taken for: a busy machine may have made them dear. The latter
+while a median is none.
+"""
+FIRST_LOOKS: Final = 8
+APART: Final = 32
+"""So many looks, with so many steps between two of them, are made whatever they cost: once, to learn by."""
 CALL_S: Final = 1e-5
 """Asking a device whether it is done takes about so long, and is no waiting."""
 LEARNING: Final = 0.2
@@ -45,7 +54,10 @@ class Ahead:
 
     def __init__(self) -> None:
         self._spare_s = 0.0  # which the host waits for the device in a step, were there no look
+        self._looks: deque[float] = deque(maxlen=LOOKS)
         self._look_s = 0.0  # what a look takes
+        self._judged_s = 0.0  # what seeing how right the last one's guesses were took
+        self._num_looks = self._num_unlooked = 0
         self._saved_s = 0.0
         self._looked_s = 0.0  # since the last step's results
         self._kept = KEPT
@@ -55,15 +67,23 @@ class Ahead:
     def may_look(self) -> bool:
         """Whether a look before the next step is free, or was saved for."""
         cost_s = self._cost_s
-        return not cost_s or cost_s <= self._saved_s
+        if not cost_s or cost_s <= self._saved_s:
+            return True
+        return self._num_looks < FIRST_LOOKS and self._num_unlooked >= APART
 
     def looked(self, elapsed_s: float) -> None:
         """A look took so long."""
         self._looked_s += elapsed_s
-        if self._look_s:
-            elapsed_s = min(elapsed_s, SURPRISE * self._look_s)
-        self._saved_s -= max(elapsed_s - self._spare_s, 0.0)
-        self._look_s += (LEARNING if self._look_s else 1.0) * (elapsed_s - self._look_s)
+        elapsed_s, self._judged_s = elapsed_s + self._judged_s, 0.0
+        self._looks.append(elapsed_s)
+        self._look_s = sorted(self._looks)[(len(self._looks) - 1) // 2]
+        self._saved_s -= max(min(elapsed_s, SURPRISE * self._look_s) - self._spare_s, 0.0)
+        self._num_looks += 1
+        self._num_unlooked = 0
+
+    def judged(self, elapsed_s: float) -> None:
+        """To see whether what was guessed at the last look is right took so long."""
+        self._judged_s += elapsed_s
 
     def expect(self) -> None:
         """An answer begins that may repeat an earlier one: the next look is worth what it takes."""
@@ -90,7 +110,8 @@ class Ahead:
         of other steps.
         """
         if not self._looked_s:
-            self._look_s -= FORGETTING * self._look_s
+            self._look_s -= (FORGETTING_FIRST if len(self._looks) < 3 else FORGETTING) * self._look_s
+            self._num_unlooked += 1
         if waited_s is not None:
             spare_s = max(waited_s - CALL_S, 0.0)
             if spare_s:

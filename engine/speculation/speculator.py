@@ -188,6 +188,16 @@ class Speculator(Choosing):
         """A step is done: the drafts gave the tokens `standing`, of which the sequence kept some, the rest having come
         after its end.
         """
+        if drafts or self._native is not None or not self._waits:
+            self._verified(sequence, drafts, standing, num_kept)
+            return
+        started_s = self._clock()  # nothing was checked: that is part of the look
+        self._verified(sequence, drafts, standing, num_kept)
+        self.ahead.judged(self._clock() - started_s)
+
+    def _verified(
+        self, sequence: Sequence, drafts: Ordered[int], standing: Ordered[SampledToken], num_kept: int
+    ) -> None:
         drafting = sequence.drafting
         if drafting is None:
             return

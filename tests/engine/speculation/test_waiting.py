@@ -253,12 +253,13 @@ def test_whatever_comes_of_a_wait_it_counts_once(rows: int, is_hindered: bool) -
 # ---- when to look, when to wait -------------------------------------------------------------------------------------
 
 
-def looks(ahead: Ahead, spare_s: float, look_s: float, steps: int = 1000) -> int:
+def looks(ahead: Ahead, spare_s: float, look_s: float, steps: int = 1000, judge_s: float = 0.0) -> int:
     """Of so many steps of a millisecond, before how many there was a look. The host waits for `spare_s` without."""
     count, owed_s = 0, 0.0
     for _ in range(steps):
         if ahead.may_look():
             ahead.looked(look_s)
+            ahead.judged(judge_s)
             owed_s, count = look_s, count + 1
         ahead.stepped(1e-3 + max(owed_s - spare_s, 0.0), max(spare_s - owed_s, 0.0))
         owed_s = 0.0
@@ -273,6 +274,20 @@ def test_a_look_is_made_before_each_step_while_the_host_waits_for_the_device_any
 def test_a_host_that_has_no_time_to_spare_takes_a_fraction_of_it_for_looks(spare_s: float) -> None:
     count = looks(Ahead(), spare_s, look_s=1e-4)
     assert 0 < count * (1e-4 - spare_s) < 0.006 * 1000 * 1e-3
+
+
+@pytest.mark.parametrize(("look_s", "judge_s"), [(1e-4, 0.0), (2e-3, 0.0), (5e-4, 1.5e-3)])
+def test_however_dear_looks_are_they_take_no_more_of_it(look_s: float, judge_s: float) -> None:
+    """Over many answers, and with what it takes to see whether they were right."""
+    ahead = Ahead()
+    looks(ahead, 0.0, look_s, steps=1000, judge_s=judge_s)  # the first ones are made to learn
+    count = looks(ahead, 0.0, look_s, steps=20_000, judge_s=judge_s)
+    assert 0.001 < count * (look_s + judge_s) / (20_000 * 1e-3) < 0.004
+
+
+def test_a_few_looks_are_made_early_however_dear_they_are() -> None:
+    """A source that is always right would else be found out minutes later."""
+    assert 8 <= looks(Ahead(), 0.0, look_s=0.01, steps=400) <= 12
 
 
 def test_a_look_that_a_busy_machine_made_dear_keeps_nobody_from_looking() -> None:
