@@ -150,7 +150,8 @@ class Choosing:
         asked = [index for index, own in enumerate(drafts) if own.token_ids and own.token_ids[0] == UNKNOWN]
         if not asked or self.model is None:
             return list(drafts), 0.0
-        guessed = self.model.draft([(sequences[index], len(drafts[index].token_ids)) for index in asked])
+        wanted = [(sequences[index], len(drafts[index].token_ids)) for index in asked]
+        guessed = self.model.draft(wanted, self.controller.most_late)
         took_s = 0.0
         if self.model.took is not None:
             took_s = sum(self.model.took[3:])

@@ -309,6 +309,11 @@ class Controller:
         ]
         return self.models.choose(rows, free, lengths, models, room)
 
+    @property
+    def most_late(self) -> int:
+        """See `Lengths.most_late`."""
+        return sys.maxsize if self.models is None else self.models.most_late
+
     def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
         """See `Lengths.guessed`."""
         if self.models is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Sequence as Ordered
 from typing import Final, NamedTuple, Protocol
@@ -183,6 +184,13 @@ class Lengths(Protocol):
         """
         ...
 
+    @property
+    def most_late(self) -> int:
+        """Tokens that the model catches up with at most before it guesses what was chosen last: where that is not
+        enough, it guesses nothing.
+        """
+        ...
+
     def guessed(self, rows: int, late: int, num_forwards: int, first_s: float, others_s: float) -> None:
         """A model has guessed. See `DraftTimes.add`."""
         ...
@@ -235,6 +243,7 @@ class Always:
     """As many as there are, up to `length`."""
 
     is_thrifty = False
+    most_late = sys.maxsize
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -96,8 +96,10 @@ class ModelDrafting:
             return None
         return ModelCandidate(limit, rates, sequence.num_computed - self._start(sequence))
 
-    def draft(self, wanted: Ordered[tuple[Sequence, int]]) -> list[list[int]]:
-        """Guesses of each sequence, at most as many as asked for, which have slots already; perhaps none."""
+    def draft(self, wanted: Ordered[tuple[Sequence, int]], most_late: int) -> list[list[int]]:
+        """Guesses of each sequence, at most as many as asked for, which have slots already; perhaps none. Nobody
+        catches up with more than `most_late` tokens before, all together.
+        """
         self.took = None
         everybody = [
             _Guesses(
@@ -109,7 +111,7 @@ class ModelDrafting:
             for sequence, length in wanted
         ]
         try:
-            self._guess(everybody)
+            self._guess(everybody, min(most_late, self._drafter.most_late))
         except Exception:
             logger.exception("guessing failed; the %s is not asked again", self.kind.source)
             self.is_broken = True
@@ -135,8 +137,8 @@ class ModelDrafting:
             slots = self._kv.table.read_run(hold.row, guesses.first, guesses.first + count)
             self._kv.pool.followed[slots] = True
 
-    def _guess(self, everybody: list[_Guesses]) -> None:
-        rows, asking, late = self._first_rows(everybody)
+    def _guess(self, everybody: list[_Guesses], most_late: int) -> None:
+        rows, asking, late = self._first_rows(everybody, most_late)
         if not rows:
             return
         chains = self._chains
@@ -185,9 +187,9 @@ class ModelDrafting:
                 num_forwards += 1
         return num_forwards, first_s, self._clock() - started_s - first_s
 
-    def _first_rows(self, everybody: list[_Guesses]) -> tuple[list[DraftRow], list[_Guesses], int]:
-        """What is missing up to each sequence's last token, as far as `Drafter.most_late` allows; who is complete then,
-        and how many tokens were missing beyond one each.
+    def _first_rows(self, everybody: list[_Guesses], most_late: int) -> tuple[list[DraftRow], list[_Guesses], int]:
+        """What is missing up to each sequence's last token, as far as `most_late` allows; who is complete then, and how
+        many tokens were missing beyond one each.
 
         A position counts as there as soon as it is planned: of two sequences that share a prompt, one computes it, and
         in each layer all keys are written before anybody reads.
@@ -201,7 +203,7 @@ class ModelDrafting:
             if guesses.ahead is not None and guesses.ahead.is_over:
                 continue
             start, stop = self._start(sequence), sequence.num_computed + 1
-            end = min(stop, start + max(self._drafter.most_late - total, 0))
+            end = min(stop, start + max(most_late - total, 0))
             if end == start:
                 continue
             total += end - start - 1

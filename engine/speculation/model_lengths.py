@@ -11,6 +11,7 @@ more than a hundredth; and one that has not paid is tried again now and then.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Ordered
 from typing import Final, NamedTuple
 
@@ -63,6 +64,7 @@ class ModelLengths:
 
     Attributes:
         is_drafting: It was decided last that the model guesses.
+        most_late: Tokens that it catches up with at most before the step for which was chosen last.
     """
 
     def __init__(self, times: StepTimes, cost: float, late_cost: float) -> None:
@@ -70,6 +72,7 @@ class ModelLengths:
         self.drafts = DraftTimes(cost, late_cost)
         self._account = Account(FIRST_CREDIT, MOST_CREDIT)
         self.is_drafting = False
+        self.most_late = sys.maxsize
         self._promise = 1.0
         self._expected_s = 0.0
         self._late_s = 0.0
@@ -114,6 +117,7 @@ class ModelLengths:
             room: Most guesses in all.
         """
         none = [0] * len(models)
+        self.most_late = sys.maxsize
         plain_s = self.times.plain_s(rows)
         if plain_s is None:
             return none
@@ -220,7 +224,7 @@ class ModelLengths:
             if expected > free[index]:
                 total += own - lengths[index]
                 if own_late > FEW:
-                    late += own_late - FEW
+                    late += own_late
                 wanted.append((index, own, expected))
                 totals.append(total)
                 lates.append(late)
@@ -249,13 +253,29 @@ class ModelLengths:
         ranked: Ordered[_Ranked],
         room: int,
     ) -> tuple[list[int], float]:
-        """A few guesses for rows in which nothing else is checked, to see whether the model has become good."""
+        """A few guesses for rows in which nothing else is checked, to see whether the model has become good. Where it
+        would have to catch up with more than the account bears, it catches up with as much as that does, to see whether
+        it really takes so long: else one measurement that was far too dear would keep it from ever being tried again.
+        """
         idle = [each for each in ranked if not lengths[each[1]]]
         found = self._affordable(rows, plain_s, base_s, free, lengths, idle, room, TRIAL)
-        if found is None:
+        if found is not None:
+            picked, _, cost_s, _ = found
+        elif idle and sum(lengths) < room and (late := self._affordable_late(rows, plain_s, idle[0][0])):
+            picked, cost_s = [0] * len(free), self.drafts.late_s(late, plain_s, rows)
+            picked[idle[0][1]] = 1
+            self.most_late = late
+        else:
             return [0] * len(free), base_s
-        picked, _, cost_s, _ = found
         self._num_tried = sum(length > 0 for length in picked)
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         return picked, base_s + cost_s
+
+    def _affordable_late(self, rows: int, plain_s: float, late: int) -> int:
+        """With how many of so many tokens the account bears to catch up; 0: none, or it is known what that takes."""
+        while not self._account.bears(self.drafts.late_s(late, plain_s, rows), plain_s):
+            late = late * 3 // 4
+            if late <= FEW:
+                return 0
+        return 0 if late <= FEW + 1 or self.drafts.knows_late(late) else late  # one comes with any guess

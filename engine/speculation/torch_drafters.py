@@ -318,8 +318,11 @@ def widened(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def warm_up(drafter: Drafter) -> None:
-    """A prompt and a guess. Rows of the fresh slot table point at the dummy slot."""
+    """A prompt that it only catches up with, since the first time would else be measured with what it makes ready; one
+    that it guesses behind; and a guess. Rows of the fresh slot table point at the dummy slot.
+    """
     length = min(32, drafter.max_positions - drafter.lag - 1)
     if length > 0:
+        drafter.forward([DraftRow(0, drafter.lag, [0] * length, asks=False)], guessed=False)
         drafter.forward([DraftRow(0, drafter.lag, [0] * length)], guessed=False)
         drafter.forward([DraftRow(0, drafter.lag + length, [0])], guessed=True)

@@ -300,9 +300,9 @@ def _replace_guesses(model: ModelDrafting, source: Replay) -> None:
 
     draft = model.draft
 
-    def scripted(wanted: Ordered[tuple[Sequence, int]]) -> list[list[int]]:
+    def scripted(wanted: Ordered[tuple[Sequence, int]], most_late: int) -> list[list[int]]:
         guessed = []
-        for (sequence, _), token_ids in zip(wanted, draft(wanted), strict=True):
+        for (sequence, _), token_ids in zip(wanted, draft(wanted, most_late), strict=True):
             proposal = source.propose(sequence, Drafting(), len(token_ids)) if token_ids else None
             guessed.append([] if proposal is None else list(proposal.token_ids))
         return guessed

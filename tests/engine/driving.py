@@ -5,6 +5,7 @@ well-formed.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -142,7 +143,9 @@ class Optimist(Growth):
 
 
 class Sometimes(Always):
-    """A model drafts in some steps only, and for some rows, so that it has much to catch up with."""
+    """A model drafts in some steps only, and for some rows, so that it has much to catch up with; and now and then it
+    catches up with a little only.
+    """
 
     def __init__(self, length: int, seed: int, share: float = 0.4) -> None:
         super().__init__(length)
@@ -158,6 +161,7 @@ class Sometimes(Always):
         room: int,
     ) -> list[int]:
         """See `Lengths.choose_model`."""
+        self.most_late = self._random.choice((3, 20, sys.maxsize))
         some = [model if self._random.random() < self._share else None for model in models]
         chosen = super().choose_model(rows, candidates, lengths, some, room)
         return [self._random.randint(0, length) for length in chosen]

@@ -10,13 +10,16 @@ import pytest
 
 from engine.speculation.acceptance import Acceptance, Rates
 from engine.speculation.controller import MODEL_REFRESH, Controller
-from engine.speculation.draft_times import DraftTimes
+from engine.speculation.draft_times import FEW, DraftTimes
 from engine.speculation.lengths import Always, Candidate
 from engine.speculation.model_lengths import HELD, ModelCandidate, ModelLengths
-from engine.speculation.step_times import StepTimes
+from engine.speculation.step_times import SAMPLES, StepTimes
 from tests.engine.speculation.test_controller import Machine, dear, dispatch, free
 
 PRIOR = Rates(0.6, 0.7)
+GUESS = 0.25 / 4.06
+LATE = 0.01
+PROMPT_S = 0.04e-3
 ANSWER = 60
 
 
@@ -24,6 +27,8 @@ class Run:
     """Steps of `rows` sequences, for which a model guesses: a forward takes `cost` of a plain step, and tokens that it
     has missed `cost` of what they cost the target. Answers are `ANSWER` tokens, then comes a prompt of `prompt`.
     """
+
+    answer = ANSWER
 
     def __init__(
         self, machine: Machine, rows: int, cost: float, *, prompt: int = 0, noise: float = 0.1, seed: int = 0
@@ -35,7 +40,7 @@ class Run:
         if prompt:
             self.controller.prompts(prompt, machine(1, prompt))
         self.late = [prompt] * rows
-        self.left = [self.random.randint(1, ANSWER) for _ in range(rows)]
+        self.left = [self.random.randint(1, self.answer) for _ in range(rows)]
         self.chosen: list[int] = []
 
     def steps(self, count: int, rate: float, free_rate: float = 0.0) -> float:
@@ -79,14 +84,24 @@ class Run:
         drafting = [row for row, length in enumerate(by_model) if length]
         if not drafting:
             return 0.0
+        late, most_late = sum(self.late[row] for row in drafting), self.controller.most_late
+        if late > most_late:  # then that is all
+            (row,) = drafting
+            by_model[row] = 0
+            self.late[row] -= most_late
+            late_s = self._late_s(most_late - 1) * self._luck()
+            self.controller.guessed(1, most_late - 1, 1, late_s, 0.0)
+            return late_s
         forward_s = self.cost * self.machine(len(drafting), len(drafting)) * self._luck()
-        late = sum(self.late[row] for row in drafting)
-        first_s, others_s = (
-            forward_s + self.cost * (self.machine(1, 1 + late) - self.machine(1, 1)),
-            (max(by_model) - 1) * forward_s,
-        )
+        first_s, others_s = forward_s + self._late_s(late), (max(by_model) - 1) * forward_s
         self.controller.guessed(len(drafting), late, max(by_model), first_s, others_s)
         return first_s + others_s
+
+    def _late_s(self, late: int) -> float:
+        return self.cost * (self.machine(1, 1 + late) - self.machine(1, 1))
+
+    def _next_prompt(self) -> int:
+        return self.prompt
 
     def _right(self, count: int, rate: float) -> int:
         """How many of so many guesses are right before one is not."""
@@ -99,10 +114,51 @@ class Run:
         self.late[row] = count if drafted else self.late[row] + count
         self.left[row] -= count
         if self.left[row] <= 0:
-            self.left[row], self.late[row] = ANSWER, self.prompt
+            self.left[row], self.late[row] = self.answer, self._next_prompt()
 
     def _luck(self) -> float:
         return 1 + self.noise * abs(self.random.gauss(0, 1))
+
+
+def large(rows: int, tokens: int) -> float:
+    """An H200 with a model of eight billion parameters: any drafts at all cost waiting for results."""
+    plain_s = 4.0e-3 + 0.06e-3 * rows
+    return plain_s if tokens == rows else plain_s + 0.84e-3 + 0.03e-3 * max(tokens - 8 * rows, 0)
+
+
+class CatchingUp(Run):
+    """On `large`, with answers of 200 tokens to prompts of `prompts` tokens, the first of them `first`. Catching up
+    with more tokens than a guess takes in by itself takes `fixed_s` and `token_s` a token, and `cold` times as long the
+    first time.
+    """
+
+    answer = 200
+
+    def __init__(
+        self,
+        first: int,
+        prompts: range,
+        *,
+        rows: int = 1,
+        fixed_s: float,
+        token_s: float = 0.0,
+        cold: float = 10.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(large, rows, GUESS, seed=seed)
+        self.controller = Controller(GUESS, max(token_s / PROMPT_S, LATE), waits=True)
+        self.prompts, self.fixed_s, self.token_s, self.cold = prompts, fixed_s, token_s, cold
+        self.late = [first] * rows
+        self.controller.prompts(1000, 1000 * PROMPT_S)
+
+    def _next_prompt(self) -> int:
+        return self.random.choice(self.prompts)
+
+    def _late_s(self, late: int) -> float:
+        if late <= FEW:
+            return 0.0
+        cold, self.cold = self.cold, 1.0
+        return cold * (self.fixed_s + self.token_s * late)
 
 
 @pytest.mark.parametrize("prompt", [0, 1000])
@@ -129,6 +185,30 @@ def test_it_pays_where_it_can(machine: Machine, rows: int, cost: float, prompt: 
     run = Run(machine, rows, cost, prompt=prompt)
     run.steps(300, rate)
     assert run.steps(600, rate) > least
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("first", "prompts"),
+    [(30, range(30, 1001)), (30, range(100, 1001)), (30, range(1000, 4001)), (1000, range(30, 1001))],
+    ids=str,
+)
+def test_catching_up_that_takes_a_fixed_time_is_not_taken_to_cost_more_for_more_tokens(
+    first: int, prompts: range, seed: int
+) -> None:
+    run = CatchingUp(first, prompts, fixed_s=2e-3, seed=seed)
+    assert run.steps(3000, 0.5) > 1.15
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("token_s", [0.04e-3, 0.4e-3, 4e-3])
+@pytest.mark.parametrize(("first", "prompts", "rows"), [(30, range(1000, 4001), 4), (1000, range(30, 1001), 1)])
+def test_nor_does_catching_up_cost_three_percent_where_every_token_of_it_is_dear(
+    first: int, prompts: range, rows: int, token_s: float, rate: float
+) -> None:
+    for seed in range(2):
+        run = CatchingUp(first, prompts, rows=rows, fixed_s=0.0, token_s=token_s, cold=1.0, seed=seed)
+        assert run.steps(1500, rate) > 0.97
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -269,6 +349,58 @@ def test_times_of_forwards_and_of_catching_up_are_told_apart() -> None:
         times.add(1, 1000, 3, 41e-3, 2e-3)
     assert times.forward_s(1, 4e-3) == pytest.approx(1e-3)
     assert times.late_s(1000, 4e-3, 1) == pytest.approx(40e-3)
+
+
+def test_what_catching_up_takes_is_known_by_how_many_tokens_it_is() -> None:
+    """Few may take as long as many, or in proportion; the first time may have made something ready."""
+    times = DraftTimes(0.25, 0.25)
+    times.add(1, 100, 1, 2e-3, 0.0)
+    assert times.late_s(50, 4e-3, 1) == pytest.approx(1e-3)  # until it is tried
+    assert times.late_s(200, 4e-3, 1) == pytest.approx(4e-3)
+    times.add(1, 30, 1, 20e-3, 0.0)
+    assert times.late_s(30, 4e-3, 1) == pytest.approx(2e-3)  # more took less
+    times.add(1, 1000, 1, 60e-3, 0.0)
+    assert times.late_s(1000, 4e-3, 1) == pytest.approx(60e-3)
+    times.add(1, 1000, 1, 6e-3, 0.0)
+    assert times.late_s(1000, 4e-3, 1) == pytest.approx(6e-3)
+    assert times.late_s(550, 4e-3, 1) == pytest.approx(4e-3)
+    for _ in range(4):
+        times.add(1, 1000, 1, 60e-3, 0.0)
+    assert times.late_s(1000, 4e-3, 1) == pytest.approx(60e-3)
+    assert not times.knows_late(100)
+    times.add(1, 1000, 1, 60e-3, 0.0)
+    assert times.knows_late(100)
+    assert not times.knows_late(2000)
+    prices = [times.late_s(late, 4e-3, 1) for late in range(2000)]
+    assert prices == sorted(prices)
+
+
+def test_where_catching_up_seems_too_dear_as_much_of_it_is_tried_as_is_borne() -> None:
+    """One measurement was wrong; and what is known well is not tried in vain."""
+
+    def tried(measured: int) -> tuple[ModelLengths, list[list[int]]]:
+        lengths = lengths_of(1)
+        for _ in range(measured):
+            lengths.drafts.add(1, 30, 1, 10e-3, 0.0)
+        chosen = []
+        for _ in range(100):
+            chosen.append(lengths.choose(1, [0.0], [0], [ModelCandidate(15, SURE, 1000)], 1000))
+            if any(chosen[-1]):
+                break
+            lengths.stepped(1, 1, 0, 1e-3, 0.0, is_pure=True)
+        return lengths, chosen
+
+    lengths, chosen = tried(1)
+    assert chosen[-1] == [1]
+    assert not lengths.is_drafting
+    assert FEW < lengths.most_late < 100
+    lengths.drafts.add(1, lengths.most_late - 1, 1, 1e-3, 0.0)
+    lengths.stepped(1, 1, 0, 1e-3, 1e-3, is_pure=True)
+    lengths.choose(1, [0.0], [0], [ModelCandidate(15, SURE, 30)], 1000)
+    assert lengths.is_drafting
+    assert lengths.most_late > 1000  # it catches up with all
+    _, chosen = tried(SAMPLES)
+    assert not any(map(any, chosen))
 
 
 def test_always_takes_what_there_is() -> None:

@@ -226,8 +226,8 @@ def guesses_of(engine: Engine) -> dict[tuple[str, int], list[int]]:
     draft = engine.speculator.model.draft
     guessed: dict[tuple[str, int], list[int]] = {}
 
-    def record(wanted: Ordered[tuple[Sequence, int]]) -> list[list[int]]:
-        result = draft(wanted)
+    def record(wanted: Ordered[tuple[Sequence, int]], most_late: int) -> list[list[int]]:
+        result = draft(wanted, most_late)
         for (sequence, _), token_ids in zip(wanted, result, strict=True):
             guessed[sequence.request_id, len(sequence.output_ids)] = token_ids
         return result
@@ -362,6 +362,24 @@ def test_a_drafter_that_fails_is_not_asked_again_and_nobody_notices(
     assert differing(heard, plain) == []
     assert next(calls) == 7
     assert 0 < engine.stats().drafted_draft_model < 100
+
+
+@pytest.mark.parametrize("drafter", ["same model", "random head"])
+def test_nothing_is_cold_when_it_first_catches_up_or_guesses(
+    drafter: str, runners: dict[str, Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either is measured by itself, and kernels are made ready when they first run."""
+    warm = runners[drafter].drafter
+    assert warm is not None
+    forward, calls = warm.forward, set()
+
+    def watched(rows: Ordered[DraftRow], *, guessed: bool) -> torch.Tensor:
+        calls.add((len(rows[0].token_ids) > 1, rows[0].asks, guessed))
+        return forward(rows, guessed=guessed)
+
+    monkeypatch.setattr(warm, "forward", watched)
+    warm.warm_up()
+    assert calls == {(True, False, False), (True, True, False), (False, True, True)}
 
 
 def test_it_is_a_drafter(runners: dict[str, Runner]) -> None:
