@@ -9,9 +9,10 @@ stays untouched. So a capture costs what its launches cost the host, and streams
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -98,11 +99,23 @@ class Graph(Generic[Result]):
         return min(float(begin.elapsed_time(end)) for begin, end in itertools.pairwise(events)) / 1e3
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage stays: were another graph part of it, destroying that would break a capture off."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
 def _captured(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
     if not _streams:
         _streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(_streams[0]):
+    with _no_collection(), torch.cuda.stream(_streams[0]):
         # What other threads do, such as loading kernels that they have compiled, must not break it off.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:

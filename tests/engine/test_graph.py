@@ -5,6 +5,7 @@ On a CUDA that notes what it is asked for.
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +80,32 @@ def test_a_capture_waits_for_nothing_and_gives_no_memory_back(cuda: Cuda) -> Non
     assert cuda.stream == 0
     graph.replay()
     assert cuda.calls == ["begin", "end", "replay"]
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_no_garbage_is_collected_while_a_graph_is_captured(cuda: Cuda, is_broken: bool) -> None:
+    """Other graphs may be among it, and destroying one would break the capture off."""
+    collected = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.own = self
+
+        def __del__(self) -> None:
+            collected.append(len(cuda.calls))
+
+    def run() -> None:
+        Garbage()
+        keeps = [[index] for index in range(5000)]  # so many new objects are looked through for garbage
+        assert len(keeps) == 5000
+        if is_broken:
+            raise RuntimeError("such as no memory")
+
+    with pytest.raises(RuntimeError) if is_broken else contextlib.nullcontext():
+        Graph(run, GraphMemory())
+    assert gc.isenabled()
+    gc.collect()
+    assert collected == [len(cuda.calls)]
 
 
 def test_graphs_of_one_memory_share_a_pool_and_all_share_a_stream(cuda: Cuda) -> None:
