@@ -1,6 +1,7 @@
 """Whether a step checks trees in place of chains: where their likeliest guesses promise more tokens a second.
 
-    rate(n) = (rows + sum of the n likeliest guesses of each tree) / time of a step with so many tokens, some in trees
+    rate(n) = (rows + sum of the n likeliest guesses of each tree)
+              / (time of a step with so many tokens, some in trees + of making the trees)
 
 Chains are the rule: trees must promise `MARGIN` more than they to begin, and `STAY` to go on.
 """
@@ -11,6 +12,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Final
 
+from engine.speculation.account import SURPRISE
 from engine.speculation.step_times import StepTimes
 from engine.step_costs import size_class
 
@@ -20,18 +22,21 @@ REFRESH: Final = 32
 """After so many steps with trees one with chains is taken, to know what that costs now."""
 LONGEST_PAUSE: Final = 64
 """Trees that do not pay are made at least once in so many steps."""
+LEARNING: Final = 0.3
+"""What making them once counts in how long it is expected to take."""
 
 
 @dataclass(slots=True)
 class _Watch:
     """What is known of one row count: steps with trees in a row, and steps until trees are made again; how many times
-    as many tokens a second as chains they promised last, 1 where chains were checked.
+    as many tokens a second as chains they promised last, 1 where chains were checked; how long making them takes.
     """
 
     num_steps: int = 0
     lift: float = 1.0
     pause: int = 0
     next_pause: int = 1
+    making_s: float = 0.0
 
 
 class Branching:
@@ -59,6 +64,13 @@ class Branching:
         """
         watch = self._watches.get(size_class(rows))
         return 1.0 if watch is None else watch.lift
+
+    def made(self, rows: int, elapsed_s: float) -> None:
+        """Trees of so many rows were made, which took so long."""
+        watch = self._watches.setdefault(size_class(rows), _Watch())
+        if watch.making_s:
+            elapsed_s = min(elapsed_s, SURPRISE * watch.making_s)
+        watch.making_s += (LEARNING if watch.making_s else 1.0) * (elapsed_s - watch.making_s)
 
     def choose(
         self, lengths: Ordered[int], chains: Ordered[float], gains: Ordered[Ordered[float] | None], room: int
@@ -91,8 +103,9 @@ class Branching:
             )
             step_s = self._times.tree_s(rows, rows + sum(widths))
             assert step_s is not None
-            if (rows + right) / step_s > best_rate:
-                best, best_rate = widths, (rows + right) / step_s
+            rate = (rows + right) / (step_s + watch.making_s)
+            if rate > best_rate:
+                best, best_rate = widths, rate
         if best is None:
             watch.num_steps, watch.lift = 0, 1.0
             watch.next_pause = min(2 * watch.next_pause, LONGEST_PAUSE)

@@ -39,7 +39,7 @@ class Choosing:
     """See above.
 
     Args:
-        mode, max_drafts, vocab_size, model, waits: See `Speculator`.
+        mode, max_drafts, vocab_size, model, waits, clock: See `Speculator`.
 
     Attributes:
         model: Who guesses beside the sources; None: nobody.
@@ -55,10 +55,12 @@ class Choosing:
         model: ModelDrafting | None,
         *,
         waits: bool,
+        clock: Callable[[], float],
     ) -> None:
         names = {"auto": tuple(SOURCES)}.get(mode, (mode,))
         self.sources = [SOURCES[name]() for name in names if name in SOURCES] if max_drafts else []
         self._max_drafts = max_drafts
+        self._clock = clock
         self._native: NativeSources | None = self._native_sources(vocab_size)
         is_asked = model is not None and max_drafts > 0 and mode in ("auto", model.kind.source)
         self.model = model if is_asked else None
@@ -180,6 +182,7 @@ class Choosing:
         self, sequences: Ordered[Sequence], candidates: Ordered[Candidate | None], lengths: list[int], room: int
     ) -> list[int]:
         """Drafts of each row, taken from trees where that pays more than chains of these lengths."""
+        started_s = self._clock()
         trees: list[DraftTree | None] = []
         for sequence, candidate, length in zip(sequences, candidates, lengths, strict=True):
             tree = None
@@ -188,6 +191,7 @@ class Choosing:
             trees.append(tree)
         if not any(trees):
             return lengths
+        self.controller.made_trees(len(sequences), self._clock() - started_s)
         limits = [self._limit(sequence) for sequence in sequences]
         gains = [None if tree is None else tree.gains[:most] for tree, most in zip(trees, limits, strict=True)]
         widths = self.controller.branch(candidates, lengths, gains, room)

@@ -363,6 +363,10 @@ class Controller:
         """See `Lengths.may_branch`."""
         return self._branching.may_branch(rows)
 
+    def made_trees(self, rows: int, elapsed_s: float) -> None:
+        """See `Lengths.made_trees`."""
+        self._branching.made(rows, elapsed_s)
+
     def branch(
         self,
         candidates: Ordered[Candidate | None],

@@ -154,6 +154,10 @@ class Lengths(Protocol):
         """Whether to make trees of what was guessed, where `choose` has found chains worth checking."""
         ...
 
+    def made_trees(self, rows: int, elapsed_s: float) -> None:
+        """That took so long, before it is known whether they are checked."""
+        ...
+
     def branch(
         self,
         candidates: Ordered[Candidate | None],
@@ -318,6 +322,9 @@ class Always:
     def may_branch(self, rows: int) -> bool:
         """Wherever proposals differ."""
         return True
+
+    def made_trees(self, rows: int, elapsed_s: float) -> None:
+        """They are checked anyway."""
 
     def branch(
         self,

@@ -69,12 +69,11 @@ class Speculator(Choosing):
         waits: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(mode, max_drafts, vocab_size, model, waits=waits)
+        super().__init__(mode, max_drafts, vocab_size, model, waits=waits, clock=clock)
         self.max_first_drafts = min(max_first_drafts, MOST)
         self.drafted = dict.fromkeys((*SOURCES, *MODELS, "replay"), 0)
         self.accepted = dict(self.drafted)
         self._waits = waits
-        self._clock = clock
         self._upkeep = Upkeep(clock)
         self.ahead = Ahead()
         self._reports = StepReports()
