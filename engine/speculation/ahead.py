@@ -57,9 +57,11 @@ class Ahead:
         self._looks: deque[float] = deque(maxlen=LOOKS)
         self._look_s = 0.0  # what a look takes
         self._judged_s = 0.0  # what seeing how right the last one's guesses were took
+        self._behind_s = 0.0  # that of the step whose results came last: the next one's wait is so much shorter
         self._num_looks = self._num_unlooked = 0
+        self._has_looked = False  # since the last step's results
         self._saved_s = 0.0
-        self._looked_s = 0.0  # since the last step's results
+        self._looked_s = 0.0  # what looks and judging took that the next step's wait is shorter for
         self._kept = KEPT
         self._rest = 0
         self._next_rest = 1
@@ -80,10 +82,12 @@ class Ahead:
         self._saved_s -= max(min(elapsed_s, SURPRISE * self._look_s) - self._spare_s, 0.0)
         self._num_looks += 1
         self._num_unlooked = 0
+        self._has_looked = True
 
     def judged(self, elapsed_s: float) -> None:
         """To see whether what was guessed at the last look is right took so long."""
         self._judged_s += elapsed_s
+        self._behind_s += elapsed_s
 
     def expect(self) -> None:
         """An answer begins that may repeat an earlier one: the next look is worth what it takes."""
@@ -109,7 +113,7 @@ class Ahead:
         """A step that ran ahead took so long, while the host had nothing to do for `waited_s`; None: that tells nothing
         of other steps.
         """
-        if not self._looked_s:
+        if not self._has_looked:
             self._look_s -= (FORGETTING_FIRST if len(self._looks) < 3 else FORGETTING) * self._look_s
             self._num_unlooked += 1
         if waited_s is not None:
@@ -117,7 +121,7 @@ class Ahead:
             if spare_s:
                 spare_s += self._looked_s
             self._spare_s += LEARNING * (spare_s - self._spare_s)
-        self._looked_s = 0.0
+        self._looked_s, self._behind_s, self._has_looked = self._behind_s, 0.0, False
         share_s = SHARE * elapsed_s
         saved_s = min(self._saved_s + share_s, max(SAVED * share_s, self._cost_s))
         self._saved_s = max(saved_s, -DEBT * share_s)

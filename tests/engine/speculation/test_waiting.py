@@ -254,20 +254,24 @@ def test_whatever_comes_of_a_wait_it_counts_once(rows: int, is_hindered: bool) -
 
 
 def looks(ahead: Ahead, spare_s: float, look_s: float, steps: int = 1000, judge_s: float = 0.0) -> int:
-    """Of so many steps of a millisecond, before how many there was a look. The host waits for `spare_s` without."""
-    count, owed_s = 0, 0.0
+    """Of so many steps of a millisecond, before how many there was a look. The host waits for `spare_s` without. What a
+    look guessed is judged once the step behind it has its results, before the next wait.
+    """
+    count, behind_s = 0, 0.0
     for _ in range(steps):
+        owed_s, behind_s = behind_s, 0.0
         if ahead.may_look():
             ahead.looked(look_s)
-            ahead.judged(judge_s)
-            owed_s, count = look_s, count + 1
+            owed_s, behind_s, count = owed_s + look_s, judge_s, count + 1
+        if behind_s:
+            ahead.judged(behind_s)
         ahead.stepped(1e-3 + max(owed_s - spare_s, 0.0), max(spare_s - owed_s, 0.0))
-        owed_s = 0.0
     return count
 
 
 def test_a_look_is_made_before_each_step_while_the_host_waits_for_the_device_anyway() -> None:
     assert looks(Ahead(), spare_s=3e-4, look_s=1e-4) > 990
+    assert looks(Ahead(), spare_s=3e-4, look_s=1e-4, judge_s=1.5e-4) > 950
 
 
 @pytest.mark.parametrize("spare_s", [0.0, 5e-5])
