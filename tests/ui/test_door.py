@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from serving import PATIENCE_S, Served
@@ -29,6 +30,16 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
     app = FastAPI()
     mount(app, str(tmp_path))
     with TestClient(app, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of which the page is there already, for tests that only read."""
+    app = FastAPI()
+    mount(app, str(tmp_path_factory.mktemp("opened")))
+    with TestClient(app, follow_redirects=False) as client:
+        page_of(client)
         yield client
 
 
@@ -84,9 +95,8 @@ def test_nothing_but_reading_passes_to_gradio(client: TestClient, tmp_path: Path
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
 @pytest.mark.parametrize("name", ["a" * 256, "é" * 200, "a/" * 2100, "%00", "%ff", "%ed%a0%80"])
 @pytest.mark.parametrize("folder", ["assets", "static", "own"])
-def test_what_no_file_can_be_called_is_not_there(folder: str, name: str, client: TestClient):
-    page_of(client)
-    assert client.get(f"/ui/{folder}/{name}").status_code == 404
+def test_what_no_file_can_be_called_is_not_there(folder: str, name: str, opened: TestClient):
+    assert opened.get(f"/ui/{folder}/{name}").status_code == 404
 
 
 def test_the_page_may_load_and_call_nothing_but_this_server(client: TestClient):
@@ -101,35 +111,33 @@ def test_the_page_may_load_and_call_nothing_but_this_server(client: TestClient):
 @pytest.mark.parametrize(
     "told", [{}, {"host": "10.0.0.7:1"}, {"x-forwarded-host": "a.example", "x-forwarded-proto": "https"}]
 )
-def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(client: TestClient, told: dict[str, str]):
-    page_of(client)
-    page = client.get("/ui/", headers={**told, "accept-encoding": "gzip, br"})
+def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(opened: TestClient, told: dict[str, str]):
+    page = opened.get("/ui/", headers={**told, "accept-encoding": "gzip, br"})
     assert int(page.headers["content-length"]) == len(page.content)
     assert page.text.count('new URL(".", location)') == 2, "the configuration's and that of a script"
     assert not re.search("testserver|10.0.0.7|a.example|[.]invalid", page.text)
-    assert client.head("/ui/").status_code == 200
+    assert opened.head("/ui/").status_code == 200
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
-def test_files_of_gradio_are_the_same_every_time_and_not_sent_to_who_has_them(client: TestClient):
-    page_of(client)
-    path = re.search(r"assets/[\w.-]+[.]js", client.get("/ui/").text)
+def test_files_of_gradio_are_the_same_every_time_and_not_sent_to_who_has_them(opened: TestClient):
+    path = re.search(r"assets/[\w.-]+[.]js", opened.get("/ui/").text)
     assert path is not None
     plain = {"accept-encoding": "identity"}
     for headers in (plain, {"accept-encoding": "gzip, br"}, {"accept-encoding": "gzip"}):
-        first, again = (client.get(f"/ui/{path[0]}", headers=headers) for _ in range(2))
+        first, again = (opened.get(f"/ui/{path[0]}", headers=headers) for _ in range(2))
         assert first.status_code == again.status_code == 200
         assert first.headers == again.headers
-        assert first.content == again.content == client.get(f"/ui/{path[0]}", headers=plain).content
+        assert first.content == again.content == opened.get(f"/ui/{path[0]}", headers=plain).content
         assert again.headers.get("content-encoding", "identity") in headers["accept-encoding"]
-        known = client.get(f"/ui/{path[0]}", headers={**headers, "if-none-match": again.headers["etag"]})
+        known = opened.get(f"/ui/{path[0]}", headers={**headers, "if-none-match": again.headers["etag"]})
         assert (known.status_code, known.content) == (304, b"")
         assert known.headers["etag"] == again.headers["etag"]
         assert known.headers["content-security-policy"] == again.headers["content-security-policy"]
-    assert client.head(f"/ui/{path[0]}").status_code in {200, 405}
-    assert client.get(f"/ui/{path[0]}", headers={**plain, "range": "bytes=0-9"}).content == first.content[:10]
+    assert opened.head(f"/ui/{path[0]}").status_code in {200, 405}
+    assert opened.get(f"/ui/{path[0]}", headers={**plain, "range": "bytes=0-9"}).content == first.content[:10]
     for _ in range(2):
-        assert client.get("/ui/assets/nowhere.js").status_code == 404
+        assert opened.get("/ui/assets/nowhere.js").status_code == 404
 
 
 @pytest.mark.parametrize("room", [1 << 20, 5], ids=["kept", "no-room"])
@@ -178,11 +186,16 @@ class Files:
 def test_whatever_clients_accept_three_encodings_of_a_file_are_kept(body: bytes):
     files = Files(body)
     kept = Kept(files, "/ui")
-    client = TestClient(kept)
-    for number in range(1000):
-        accepted = ("br", "gzip", "identity")[number % 3]
-        answer = client.get("/ui/assets/x.js", headers={"accept-encoding": f"{accepted};q=0.{number}"})
-        assert answer.content == body
+
+    async def ask() -> None:  # in one loop: `TestClient` starts and ends a thread for each
+        transport = httpx.ASGITransport(kept)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            for number in range(1000):
+                accepted = ("br", "gzip", "identity")[number % 3]
+                answer = await client.get("/ui/assets/x.js", headers={"accept-encoding": f"{accepted};q=0.{number}"})
+                assert answer.content == body
+
+    asyncio.run(ask())
     assert files.num_asked == len(kept._answers) == 3
 
 
