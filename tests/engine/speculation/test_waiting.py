@@ -108,9 +108,9 @@ def decode_s(rows: int, accuracy: float | None, controller: Lengths | None = Non
 
 
 @cache
-def plain_decode_s(rows: int) -> float:
+def plain_decode_s(rows: int, host: float = 1.0, tokens: int = TOKENS) -> float:
     """How long they take where nobody guesses: the same every time, for time is made up."""
-    return decode_s(rows, None)
+    return Machine(host=host, tokens=tokens).decode_s(rows, None)
 
 
 @pytest.mark.parametrize("rows", [32, 64])
@@ -150,7 +150,7 @@ def test_where_no_check_can_pay_nothing_is_waited_for() -> None:
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_where_nothing_is_right_hardly_anything_is_lost_from_the_first_answer_on(rows: int, host: float) -> None:
     """Looks take half a millisecond with 64 rows, which the slow host has not to spare."""
-    plain_s = Machine(host=host).decode_s(rows, None)
+    plain_s = plain_decode_s(rows, host)
     assert Machine(host=host).decode_s(rows, 0.0) < 1.005 * plain_s
 
 
@@ -171,7 +171,7 @@ def test_in_short_answers_most_is_gained_that_checking_always_would_gain(
 ) -> None:
     """Once it is known what checks cost, in answers of which each must be decided anew."""
     machine = Machine(host=host, tokens=FEW_TOKENS)
-    plain_s = machine.decode_s(rows, None)
+    plain_s = plain_decode_s(rows, host, FEW_TOKENS)
     always = dataclasses.replace(machine, controller=Always(7))
     most_s = sum(always.decode_s(rows, accuracy, seed) for seed in range(6))
     machine.controller, machine.beliefs = Controller(waits=True), Beliefs()
