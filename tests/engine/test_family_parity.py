@@ -6,7 +6,7 @@ refuse clips by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -21,12 +21,35 @@ from tests.engine.speculation.random_trees import RandomTrees
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}
 
 Load = Callable[[str], Checked]
+Encode = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     """Loads each family once, for all tests of this module."""
-    return cache(lambda name: Checked(FAMILIES[name](tmp_path_factory.mktemp("family"))))
+
+    @cache
+    def loaded(name: str) -> Checked:
+        checked = Checked(FAMILIES[name](tmp_path_factory.mktemp("family")))
+        checked.runner.encode = remembered(checked.runner.encode)  # type: ignore[method-assign]
+        return checked
+
+    return loaded
+
+
+def remembered(encode: Encode) -> Encode:
+    """Each call is computed once: the same pictures together again, as chunks and retractions do not change them, give
+    the same embeddings again.
+    """
+    known: dict[tuple[tuple[tuple[int, ...], bytes], ...], list[torch.Tensor]] = {}
+
+    def encoded(pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        key = tuple((tuple(item.shape), item.numpy().tobytes()) for item in pixels)
+        if key not in known:
+            known[key] = encode(pixels)
+        return [embeddings.clone() for embeddings in known[key]]
+
+    return encoded
 
 
 @pytest.fixture(params=[(family, case) for family in FAMILIES for case in CASES], ids=lambda pair: ", ".join(pair))
