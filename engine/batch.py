@@ -240,7 +240,7 @@ class Flight(Protocol):
         ...
 
     def result(self) -> list[SampledToken]:
-        """Waits for the batch; then as `Runner.step`."""
+        """Waits for the batch; then as `Runner.step`. To be asked for once."""
         ...
 
 

@@ -34,6 +34,7 @@ class CudaFlight:
         self._picks = picks
         self._known = known
         self._results = results
+        self._is_read = False
         self._pinned, self._copied = results.take(len(tokens))
         self._tokens = self._pinned[: len(tokens)]
         self._tokens.copy_(tokens, non_blocking=True)
@@ -45,6 +46,9 @@ class CudaFlight:
 
     def result(self) -> list[SampledToken]:
         """See `engine.batch.Flight.result`."""
+        if self._is_read:
+            raise RuntimeError("a flight's result was asked for twice: its memory may be another's by now")
+        self._is_read = True
         self._copied.synchronize()
         token_ids: list[int] = self._tokens.tolist()
         self._results.give_back(self._pinned, self._copied)

@@ -19,6 +19,8 @@ from engine.kv.table import SlotTable
 
 AHEAD: Final = 64
 """Positions for which a sequence that decodes has slots ahead, where writing the table takes a launch."""
+MOST_AHEAD: Final = 4
+"""All together have no more of them than this part of what could be had."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +46,8 @@ class KVHold:
 
 
 class KVCache:
-    """Invariant (`check`): free + pending + tree + private slots are all slots, each exactly once.
+    """Invariant (`check`): free + pending + tree + private slots are all slots, each exactly once; those ahead are
+    private.
 
     Args:
         num_slots: Slots on the device, the dummy included.
@@ -111,14 +114,16 @@ class KVCache:
             hold.num_slots += count
 
     def _grow_ahead(self, holds: Sequence[KVHold], counts: Sequence[int]) -> None:
-        """As `grow_each`. Once one lacks a slot all are given some ahead, as far as slots are free."""
+        """As `grow_each`. Once one lacks a slot all that have few ahead are given more. What is cached longest goes for
+        that, as it would some steps later.
+        """
         stops = [hold.num_slots + count for hold, count in zip(holds, counts, strict=True)]
         lacking = [max(stop - hold.num_ready, 0) for hold, stop in zip(holds, stops, strict=True)]
         if any(lacking):
-            if sum(lacking) > self.pool.num_free:
+            if sum(lacking) > self.pool.num_free + self.tree.num_evictable:
                 self._take_back()
                 lacking = list(counts)
-            spare = (self.pool.num_free - sum(lacking)) // len(holds)
+            spare = ((self.pool.num_free + self.tree.num_evictable) // MOST_AHEAD - sum(lacking)) // len(holds)
             for index, (hold, stop) in enumerate(zip(holds, stops, strict=True)):
                 if 2 * (hold.num_ready - stop) < self._ahead:
                     most = min(stop + min(self._ahead, spare), self.table.width)
@@ -148,13 +153,13 @@ class KVCache:
         self.table.write_run(hold.row, first, slots[order])
 
     def shrink(self, hold: KVHold, num_slots: int) -> None:
-        """Take back the slots of positions from `num_slots` on, which nobody may have committed: their drafts were
-        wrong.
+        """The drafts of positions from `num_slots` on were wrong; nobody may have committed any of them. Their slots
+        are free, or ahead.
         """
         assert hold.num_committed <= num_slots <= hold.num_slots
         if num_slots == hold.num_slots:
             return
-        if self._ahead:  # they are those of the next positions
+        if self._ahead:
             self._num_ahead += hold.num_slots - num_slots
             hold.num_slots = num_slots
             return
@@ -227,9 +232,10 @@ class KVCache:
             self._give_back(hold)
 
     def _make_room(self, count: int) -> None:
-        """Evict what is missing."""
-        if count > self.pool.num_free:
-            self._take_back()
+        """Evict what is missing; slots ahead come last, as they would soon be asked for again."""
         missing = count - self.pool.num_free
+        if missing > self.tree.num_evictable:
+            self._take_back()
+            missing = count - self.pool.num_free
         if missing > 0:
             self.pool.free(self.tree.evict(missing))

@@ -89,6 +89,10 @@ class Ahead:
         self._judged_s += elapsed_s
         self._behind_s += elapsed_s
 
+    def paid(self) -> None:
+        """A step that did not run ahead has its results: what was judged with them is part of what that took."""
+        self._judged_s = self._behind_s = 0.0
+
     def expect(self) -> None:
         """An answer begins that may repeat an earlier one: the next look is worth what it takes."""
         self._saved_s = max(self._saved_s, self._cost_s)

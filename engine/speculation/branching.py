@@ -29,7 +29,7 @@ LEARNING: Final = 0.3
 @dataclass(slots=True)
 class _Watch:
     """What is known of one row count: steps with trees in a row, and steps until trees are made again; how many times
-    as many tokens a second as chains they promised last, 1 where chains were checked; how long making them takes.
+    as many tokens a second as chains they promised last, 1 where chains were checked; how long they take to make.
     """
 
     num_steps: int = 0
@@ -68,9 +68,9 @@ class Branching:
     def made(self, rows: int, elapsed_s: float) -> None:
         """Trees of so many rows were made, which took so long."""
         watch = self._watches.setdefault(size_class(rows), _Watch())
-        if watch.making_s:
-            elapsed_s = min(elapsed_s, SURPRISE * watch.making_s)
-        watch.making_s += (LEARNING if watch.making_s else 1.0) * (elapsed_s - watch.making_s)
+        if elapsed_s > 0.0:
+            usual_s = min(watch.making_s or elapsed_s, SURPRISE * elapsed_s)  # the first may have been a hiccup
+            watch.making_s = usual_s + LEARNING * (min(elapsed_s, SURPRISE * usual_s) - usual_s)
 
     def choose(
         self, lengths: Ordered[int], chains: Ordered[float], gains: Ordered[Ordered[float] | None], room: int

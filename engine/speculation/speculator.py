@@ -190,7 +190,7 @@ class Speculator(Choosing):
         if drafts or self._native is not None or not self._waits:
             self._verified(sequence, drafts, standing, num_kept)
             return
-        started_s = self._clock()  # nothing was checked: that is part of the look
+        started_s = self._clock()  # nothing was checked: that is part of the look (native sources judge at the next)
         self._verified(sequence, drafts, standing, num_kept)
         self.ahead.judged(self._clock() - started_s)
 
@@ -435,8 +435,10 @@ class Speculator(Choosing):
             self.ahead.stepped(elapsed_s, waited_s if is_telling else None)
             if self._waits:
                 self.controller.passed(1)
-        elif self._is_idle and is_plain(plan):
-            self.controller.waited(len(plan.chunks), elapsed_s)
+        else:
+            self.ahead.paid()
+            if self._is_idle and is_plain(plan):
+                self.controller.waited(len(plan.chunks), elapsed_s)
         self._is_idle = False
 
     def ended(self, sequence: Sequence) -> None:

@@ -62,7 +62,7 @@ time to spare learns by and by.
 """
 
 
-HICCUP: Final = 3.0
+OUTLIER: Final = 3.0
 """What a machine adds to a step beyond so many times the median is not the drafts' doing; waits in vain are."""
 
 
@@ -235,6 +235,7 @@ class _Steps:
     def __init__(self, num_streams: int) -> None:
         self._num_streams = num_streams
         self._times_ms: dict[int, list[float]] = {}  # by about how many drafts were checked
+        self._until_s = 0.0
         self.tokens = 0
         self.drafted = 0
 
@@ -273,7 +274,7 @@ class _Steps:
 
     @property
     def step_ms(self) -> float:
-        """The mean; of one that took more than `HICCUP` times what those take that check about as many drafts, no more
+        """The mean; of one that took more than `OUTLIER` times what those take that check about as many drafts, no more
         counts. Raises RuntimeError where there was no step.
         """
         if not self.count:
@@ -290,7 +291,7 @@ class _Steps:
 
 def _without_hiccups(times_ms: list[float]) -> float:
     """The sum."""
-    most_ms = HICCUP * statistics.median(times_ms)
+    most_ms = OUTLIER * statistics.median(times_ms)
     return sum(min(time_ms, most_ms) for time_ms in times_ms)
 
 

@@ -72,6 +72,27 @@ def test_slots_ahead_are_written_rarely(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(set(cache.table.read_run(hold.row, 0, hold.num_slots).tolist()) - {0}) == hold.num_slots
 
 
+def test_slots_ahead_are_written_rarely_where_all_memory_is_cached_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is in every server after a while."""
+    cache = KVCache(2001, torch.zeros((4, 600), dtype=torch.int32), ahead=16)
+    for text in range(5):
+        hold = cache.open(1000 * text + np.arange(500))
+        cache.grow(hold, min(400, cache.num_available))
+        cache.commit(hold, 1000 * text + np.arange(400))
+        cache.close(hold)
+    assert cache.pool.num_free < 16
+    assert cache.num_available == 2000
+    writes = []
+    write = SlotTable.write_cells
+    monkeypatch.setattr(SlotTable, "write_cells", lambda *given: (writes.append(len(given[3])), write(*given)))
+    holds = [cache.open(np.arange(90_000, 90_003)) for _ in range(3)]
+    for _ in range(160):
+        cache.grow_each(holds, [1, 1, 1])
+        cache.check(holds)
+        assert cache.num_available == 2000 - sum(hold.num_slots for hold in holds)
+    assert len(writes) <= 160 / 8 + 1
+
+
 def test_no_slots_are_taken_beyond_the_table() -> None:
     cache = KVCache(1000, torch.zeros((2, 20), dtype=torch.int32), ahead=16)
     holds = [cache.open(np.arange(3)) for _ in range(2)]
@@ -83,19 +104,18 @@ def test_no_slots_are_taken_beyond_the_table() -> None:
 
 
 Action = tuple[str, int, int]
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "grow", "each", "shrink", "commit", "close"]), st.integers(0, 3), st.integers(1, 9)
+    )
+)
 
 
 @settings(max_examples=300)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["open", "grow", "each", "shrink", "commit", "close"]), st.integers(0, 3), st.integers(1, 9)
-        )
-    )
-)
+@given(ACTIONS)
 def test_slots_ahead_are_as_good_as_free(actions: list[Action]) -> None:
-    """Whatever happens, there is as much for everybody as where nobody has any ahead."""
-    caches = [KVCache(60, torch.zeros((4, 40), dtype=torch.int32), ahead=ahead) for ahead in (0, 8)]
+    """Whatever happens, there is as much for everybody as where nobody has any, though what is cached may go sooner."""
+    caches = [KVCache(60, torch.zeros((4, 40), dtype=torch.int32), share=False, ahead=ahead) for ahead in (0, 8)]
     running: list[list[KVHold]] = [[], []]
     for kind, which, count in actions:
         for cache, holds in zip(caches, running, strict=True):
@@ -104,6 +124,18 @@ def test_slots_ahead_are_as_good_as_free(actions: list[Action]) -> None:
         plain, ahead = caches
         assert plain.num_available == ahead.num_available
         assert [hold.num_slots for hold in running[0]] == [hold.num_slots for hold in running[1]]
+
+
+@settings(max_examples=200)
+@given(ACTIONS)
+def test_slots_ahead_and_cached_text_are_owned_once(actions: list[Action]) -> None:
+    cache = KVCache(60, torch.zeros((4, 40), dtype=torch.int32), ahead=8)
+    holds: list[KVHold] = []
+    for kind, which, count in actions:
+        _act(cache, holds, kind, which, count)
+        cache.check(holds)
+        own = {id(hold): cache.table.read_run(hold.row, hold.num_committed, hold.num_ready).tolist() for hold in holds}
+        assert len({slot for slots in own.values() for slot in slots}) == sum(map(len, own.values()))
 
 
 def _act(cache: KVCache, holds: list[KVHold], kind: str, which: int, count: int) -> None:

@@ -58,6 +58,31 @@ def test_inputs_on_their_way_are_not_written_to(monkeypatch: pytest.MonkeyPatch)
     assert waited == [turn.copied for turn in staging._turns] * 2
 
 
+def test_memory_is_written_again_only_behind_what_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event behind a copy says that the copy is done: not one before it."""
+    told: list[str] = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *given, **how: (told.append("copy"), copy(*given, **how))[1])
+    monkeypatch.setattr(Event, "record", lambda event: told.append("record"))
+    monkeypatch.setattr(Event, "synchronize", lambda event: told.append("synchronize"))
+    staging, line = Staging(torch.zeros(4, dtype=torch.int32)), Line(4)
+    for _ in range(TURNS + 1):
+        staging.zeros(line)
+        staging.send(line)
+    assert told == ["synchronize", "copy", "record"] * (TURNS + 1)
+    told.clear()
+    CudaFlight(torch.tensor([7]), [0], {}, Results()).result()
+    assert told == ["copy", "record", "synchronize"]
+
+
+def test_a_result_is_asked_for_once() -> None:
+    """Its memory is the next one's."""
+    flight = CudaFlight(torch.tensor([7]), [0], {}, Results())
+    assert flight.result()[0].token_id == 7
+    with pytest.raises(RuntimeError, match="asked for twice"):
+        flight.result()
+
+
 def test_tokens_that_nobody_has_read_stay() -> None:
     results = Results()
     flights = [CudaFlight(torch.tensor([number, -number]), [1, 0], {}, results) for number in range(1, 5)]

@@ -1,5 +1,6 @@
-"""The controller on the times of an H200 with Qwen3-VL-2B's shape, as `beholder bench replay` measures them there: in
-short answers it gains what the best of plain steps, chains and trees gains, and never loses against plain ones.
+"""The controller on the times of an H200 with Qwen3-VL-2B's shape, as `beholder bench replay` and replays of captured
+steps alone measure them there (more than 512 tokens, which no graph has, are a guess): in short answers it gains what
+the best of plain steps, chains and trees gains, and never loses against plain ones.
 
     plain step       1.49, 1.52, 1.60, 1.85 ms of 1, 4, 16, 64 rows; the host is done in less, behind the device
     checking step    the device's time of rows × captured width, and the host's on top: so much a step, a row, a guess
