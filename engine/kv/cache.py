@@ -20,7 +20,7 @@ from engine.kv.table import SlotTable
 AHEAD: Final = 64
 """Positions for which a sequence that decodes has slots ahead, where writing the table takes a launch."""
 MOST_AHEAD: Final = 4
-"""All together have no more of them than this part of what could be had."""
+"""No more are given ahead at once than one in so many of the slots that could be had."""
 
 
 @dataclass(slots=True, eq=False)
