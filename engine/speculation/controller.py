@@ -76,6 +76,9 @@ AT_ONCE: Final = 1.25
 """What a token is worth that comes with the first of its answer, in the time that it would take at best later: no step
 of others keeps it waiting.
 """
+DECIDING: Final = 0.15
+MOSTLY: Final = 0.3
+"""What one decision counts in whether guesses have been checked of late, and which part of them must have been."""
 NOTHING: Final = Offer(NO_NEEDS, NO_NEEDS, 0.0, 0.0)
 """Where it is not known what steps take."""
 FREE_LOOKS: Final = 2
@@ -113,6 +116,7 @@ class Controller:
         self._account = Account(FIRST_CREDIT, MOST_CREDIT, SHARE, LEAST_AHEAD if waits else LEAST)
         self._openings = Openings(self.times)
         self._looking_s = 0.0
+        self._drafting = 0.0  # part of the newest decisions that were for guesses
         self._saved = 0.0
         self._unpaid = 0
         self._unstaked = self._stake_every = STAKE_EVERY
@@ -188,7 +192,8 @@ class Controller:
     def answered(self, rows: int, total: int, rate: float, looking_s: float) -> None:
         """See `Lengths.answered`."""
         plain_s, watch = self._priced[rows].plain_s, self._watches[size_class(rows)]
-        watch.is_drafting, watch.promise = total > 0, rate * plain_s / rows
+        watch.is_drafting = self._decided(is_drafting=total > 0)
+        watch.promise = rate * plain_s / rows
         self._pay_look(plain_s, rows, looking_s, found=total > 0)
 
     def spent(self, rows: int, elapsed_s: float) -> None:
@@ -266,7 +271,8 @@ class Controller:
         if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
             return [0] * len(candidates)
         chosen, rate = self._best(rows, candidates, room, prices, watch)
-        watch.is_drafting, watch.promise = any(chosen), rate * prices.plain_s / rows
+        watch.is_drafting = self._decided(is_drafting=any(chosen))
+        watch.promise = rate * prices.plain_s / rows
         return chosen
 
     def _best(
@@ -283,7 +289,8 @@ class Controller:
         if prices is None or self.times.plain_age(rows) >= _refresh(watch.promise):
             return False
         total, rate = chooser(rows, self._offer(rows, prices, watch), room)
-        watch.is_drafting, watch.promise = total > 0, rate * prices.plain_s / rows
+        watch.is_drafting = self._decided(is_drafting=total > 0)
+        watch.promise = rate * prices.plain_s / rows
         return watch.is_drafting
 
     def may_ask_model(self, rows: int, rates: Rates) -> bool:
@@ -453,6 +460,15 @@ class Controller:
         """Tokens a second that chains must promise."""
         margin = STAY if watch.is_drafting else MARGIN
         return rows * margin / (plain_s * watch.trust * self._branching.lift(rows))
+
+    @property
+    def is_drafting(self) -> bool:
+        """See `Lengths.is_drafting`."""
+        return self._drafting >= MOSTLY
+
+    def _decided(self, *, is_drafting: bool) -> bool:
+        self._drafting += DECIDING * (is_drafting - self._drafting)
+        return is_drafting
 
     def _watch(self, rows: int) -> _Watch:
         watch = self._watches.get(size_class(rows))

@@ -68,6 +68,11 @@ class Lengths(Protocol):
 
     is_thrifty: bool
 
+    @property
+    def is_drafting(self) -> bool:
+        """Whether guesses were worth checking of late, so that the next answer's may be, too."""
+        ...
+
     def knows(self, rows: int) -> bool:
         """Whether it is known what steps of so many rows take: nothing is checked before."""
         ...
@@ -247,6 +252,7 @@ class Always:
     """As many as there are, up to `length`."""
 
     is_thrifty = False
+    is_drafting = True
     most_late = sys.maxsize
 
     def __init__(self, length: int) -> None:

@@ -265,6 +265,8 @@ class Speculator(Choosing):
 
     def _begun(self, sequence: Sequence) -> tuple[Drafting, bool]:
         drafting = sequence.drafting = Drafting(is_followed=self._may_follow())
+        if self.controller.is_drafting:
+            self.ahead.expect()  # this answer may be as easily guessed as those before it
         if not drafting.is_followed:
             return drafting, False
         if self._echo is None or not self._echo.resembles(sequence):

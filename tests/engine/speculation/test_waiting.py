@@ -8,6 +8,7 @@ a script says; a look takes the host some µs a row.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from functools import cache
 from typing import Final
 
@@ -63,6 +64,7 @@ class Machine:
     tokens: int = TOKENS
     controller: Lengths | None = None
     beliefs: Beliefs | None = None
+    ahead: Ahead | None = None
     waits: int = 0
 
     def decode_s(self, rows: int, accuracy: float | None, seed: int = 0) -> float:
@@ -85,6 +87,7 @@ class Machine:
         speculator = server.engine.speculator
         speculator.controller = self.controller or speculator.controller
         speculator.beliefs = self.beliefs or speculator.beliefs
+        speculator.ahead = self.ahead or speculator.ahead
         is_due = speculator.is_due
 
         def counted(running: list[Sequence]) -> bool:
@@ -193,6 +196,20 @@ def test_guesses_that_become_right_are_noticed_at_once() -> None:
     assert machine.decode_s(4, 1.0) < 0.9 * plain_s
     assert machine.decode_s(4, 1.0) < 0.4 * plain_s
     assert machine.waits > 0
+
+
+def test_while_guesses_are_checked_answers_that_begin_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However dear looks are: else short answers would be over before one is saved for."""
+    monkeypatch.setattr(sys.modules[__name__], "LOOK_S", 0.05 * MS)
+    machine = Machine(host=2.6, tokens=FEW_TOKENS)
+    plain_s = machine.decode_s(16, None)
+    machine.controller, machine.beliefs, machine.ahead = Controller(waits=True), Beliefs(), Ahead()
+    for seed in range(4):
+        machine.decode_s(16, 1.0, seed)
+    assert sum(machine.decode_s(16, 1.0, 10 + seed) for seed in range(4)) < 0.4 * 4 * plain_s
+    for seed in range(4):
+        machine.decode_s(16, 0.0, seed)
+    assert sum(machine.decode_s(16, 0.0, 10 + seed) for seed in range(4)) < 1.01 * 4 * plain_s
 
 
 class Ends(TimedRunner):
