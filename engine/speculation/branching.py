@@ -14,6 +14,7 @@ from typing import Final
 
 from engine.speculation.account import SURPRISE
 from engine.speculation.step_times import StepTimes
+from engine.speculation.upkeep import smoothed
 from engine.step_costs import size_class
 
 MARGIN: Final = 1.05
@@ -22,8 +23,6 @@ REFRESH: Final = 32
 """After so many steps with trees one with chains is taken, to know what that costs now."""
 LONGEST_PAUSE: Final = 64
 """Trees that do not pay are made at least once in so many steps."""
-LEARNING: Final = 0.3
-"""What making them once counts in how long it is expected to take."""
 
 
 @dataclass(slots=True)
@@ -69,8 +68,7 @@ class Branching:
         """Trees of so many rows were made, which took so long."""
         watch = self._watches.setdefault(size_class(rows), _Watch())
         if elapsed_s > 0.0:
-            usual_s = min(watch.making_s or elapsed_s, SURPRISE * elapsed_s)  # the first may have been a hiccup
-            watch.making_s = usual_s + LEARNING * (min(elapsed_s, SURPRISE * usual_s) - usual_s)
+            watch.making_s = smoothed(watch.making_s, elapsed_s, SURPRISE)
 
     def choose(
         self, lengths: Ordered[int], chains: Ordered[float], gains: Ordered[Ordered[float] | None], room: int

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
-from engine.speculation.step_times import HICCUP, SAMPLES
+from engine.speculation.step_times import SAMPLES, usual
 from engine.step_costs import size_class
 
 FEW: Final = 16
@@ -14,8 +14,8 @@ FEW: Final = 16
 
 
 class _Newest:
-    """The newest measurements and their median, which is asked for more often than it changes: of the first two the
-    lesser where the other is much longer, as the first time something may have been made ready.
+    """The newest measurements and their median, as of `usual`, which is asked for more often than it changes. The first
+    time something may have been made ready.
     """
 
     __slots__ = ("median", "values")
@@ -26,9 +26,7 @@ class _Newest:
 
     def add(self, value: float) -> None:
         self.values.append(value)
-        known = sorted(self.values)
-        is_doubtful = len(known) == 2 and known[1] > HICCUP * known[0] > 0.0
-        self.median = known[0] if is_doubtful else known[len(known) // 2]
+        self.median = usual(self.values)
 
 
 class _Late:

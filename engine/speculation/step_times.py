@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -42,6 +43,13 @@ ELSEWHERE: Final = 0.75
 """What drafts cost where no width was measured, by what as many cost other row counts: so that they are tried."""
 
 
+def usual(times: Iterable[float]) -> float:
+    """The median of the newest measurements; of two that differ much the lesser one: see `HICCUP`."""
+    known = sorted(times)
+    is_doubtful = len(known) == ENOUGH and known[1] > HICCUP * known[0] > 0.0
+    return known[0] if is_doubtful else known[len(known) // 2]
+
+
 @dataclass(slots=True)
 class _Figure:
     """Seconds a row of the newest steps and their median, those which were concluded from and which `SHIFT` is counted
@@ -59,9 +67,7 @@ class _Figure:
         """Whether that is news."""
         is_new = len(self.times) < SAMPLES
         self.times.append(elapsed_s)
-        known = sorted(self.times)
-        is_doubtful = len(known) == ENOUGH and known[1] > HICCUP * known[0]
-        self.time = known[0] if is_doubtful else known[len(known) // 2]
+        self.time = usual(self.times)
         if is_new or abs(self.time - self.told) > NEWS * self.told:
             self.told = self.time
             return True

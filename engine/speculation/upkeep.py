@@ -19,6 +19,14 @@ HICCUP: Final = 3.0
 """A measurement counts as no more than so many times what was expected: a busy machine is no fault of the work."""
 
 
+def smoothed(usual_s: float, taken_s: float, hiccup: float = HICCUP) -> float:
+    """What work is expected to take that was taken for `usual_s`, 0 where nothing was known, and took `taken_s`."""
+    if not usual_s:
+        return taken_s
+    usual_s = min(usual_s, hiccup * taken_s)  # the first may have been one
+    return usual_s + LEARNING * (min(taken_s, hiccup * usual_s) - usual_s)
+
+
 class Work(enum.IntEnum):
     """Kinds of it."""
 
@@ -55,10 +63,5 @@ class Upkeep:
         usual_s = self._usual_s[work]
         if started_s is not None:
             taken_s = self._clock() - started_s
-            if usual_s:
-                usual_s = min(usual_s, HICCUP * taken_s)  # the first may have been one
-                usual_s += LEARNING * (min(taken_s, HICCUP * usual_s) - usual_s)
-            else:
-                usual_s = taken_s
-            self._usual_s[work] = usual_s
+            usual_s = self._usual_s[work] = smoothed(usual_s, taken_s)
         return usual_s

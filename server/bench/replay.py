@@ -290,7 +290,7 @@ class _Steps:
 
 
 def _without_hiccups(times_ms: list[float]) -> float:
-    """The sum."""
+    """The sum, but for what `OUTLIER` leaves out."""
     most_ms = OUTLIER * statistics.median(times_ms)
     return sum(min(time_ms, most_ms) for time_ms in times_ms)
 

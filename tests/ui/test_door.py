@@ -25,6 +25,9 @@ from ui.kept import Kept, _num_bytes
 PAGE = re.compile("<gradio-app|gradio_config")
 
 
+needs_gradio = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     app = FastAPI()
@@ -67,7 +70,7 @@ def test_the_page_says_that_it_is_coming_and_then_comes(client: TestClient):
     assert "Beholder" in page_of(client)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@needs_gradio
 def test_a_page_that_is_there_keeps_nobody_awake(client: TestClient):
     """Nothing of Gradio's runs on the server's loop, whose queue woke it a thousand times a second."""
 
@@ -79,7 +82,7 @@ def test_a_page_that_is_there_keeps_nobody_awake(client: TestClient):
     assert not [task for task in client.portal.call(running) if "/gradio/" in task]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@needs_gradio
 def test_nothing_but_reading_passes_to_gradio(client: TestClient, tmp_path: Path):
     page_of(client)
     assert client.post("/ui/gradio_api/upload", files={"files": b"x"}).status_code == 404
@@ -92,7 +95,7 @@ def test_nothing_but_reading_passes_to_gradio(client: TestClient, tmp_path: Path
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@needs_gradio
 @pytest.mark.parametrize("name", ["a" * 256, "é" * 200, "a/" * 2100, "%00", "%ff", "%ed%a0%80"])
 @pytest.mark.parametrize("folder", ["assets", "static", "own"])
 def test_what_no_file_can_be_called_is_not_there(folder: str, name: str, opened: TestClient):
@@ -107,7 +110,7 @@ def test_the_page_may_load_and_call_nothing_but_this_server(client: TestClient):
         assert not re.search(r"https?:|\*", policy)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@needs_gradio
 @pytest.mark.parametrize(
     "told", [{}, {"host": "10.0.0.7:1"}, {"x-forwarded-host": "a.example", "x-forwarded-proto": "https"}]
 )
@@ -119,7 +122,7 @@ def test_the_page_finds_its_address_in_the_browser_whatever_a_proxy_tells(opened
     assert opened.head("/ui/").status_code == 200
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
+@needs_gradio
 def test_files_of_gradio_are_the_same_every_time_and_not_sent_to_who_has_them(opened: TestClient):
     path = re.search(r"assets/[\w.-]+[.]js", opened.get("/ui/").text)
     assert path is not None
